@@ -1,0 +1,295 @@
+"""The outer loop: optax on (x, z), compiled whole."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from bilax.checks import check_inside, check_objectives, check_point
+from bilax.methods import Method
+from bilax.phi import Info, Phi, approximate
+from bilax.problem import Problem
+from bilax.solution import BilevelError, History, Solution, Status
+
+Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]]
+"""A tuple that both objectives get after (x, y), or a function (step, key) -> such a tuple, which is traced."""
+
+_SGD = optax.sgd(0.1)
+
+
+class Loop(NamedTuple):
+    """What stays the same from one outer step to the next."""
+
+    phi: Phi
+    optimizer: optax.GradientTransformation
+    z_optimizer: optax.GradientTransformation
+    data: Data
+    tolerance: float | None
+
+
+class Point(NamedTuple):
+    """A point that was evaluated and found finite."""
+
+    x: PyTree
+    z: PyTree
+    y: PyTree
+    upper: Any
+    lower: Any
+    residual: Any
+    k_bar: Any
+
+
+class State(NamedTuple):
+    """All that the next outer step needs."""
+
+    x: PyTree
+    z: PyTree
+    memory: PyTree
+    """both optimisers' states"""
+    key: Array
+    step: Array
+    status: Array
+    good: Point
+
+
+def solve(
+    problem: Problem,
+    method: Method,
+    x0: PyTree,
+    y0: PyTree,
+    *,
+    steps: int = 500,
+    optimizer: optax.GradientTransformation = _SGD,
+    z_optimizer: optax.GradientTransformation | None = None,
+    data: Data = (),
+    key: Array | None = None,
+    tolerance: float | None = None,
+    throw: bool = False,
+) -> Solution:
+    """Minimises φ(x, z) over x in X and, for auxiliary starts, z in Y, from (x0, y0): Algorithm 1.
+
+    - `optimizer`, `z_optimizer`: any optax transformation for x and for z (the same one if not given);
+      x is projected onto X and z onto Y after each update.
+    - `data`: a tuple that the objectives get after (x, y), or a traced function (step, key) -> such a tuple.
+    - `key`: makes a run with random data repeatable.
+    - `tolerance`: end as converged once the residual and the relative outer step are below it.
+    - `throw`: raise `BilevelError` where a run breaks off; otherwise look at `solution.status`.
+
+    Whatever happens, the solution is the last point at which φ and its gradient were finite. A second call
+    with the same problem, method and optimiser objects and the same shapes compiles nothing.
+    """
+    loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance)
+    solution = _run(loop, x0, y0, _key(key), steps)
+    solution = jax.device_get(solution).trimmed()
+    if throw and solution.status.failed:
+        raise BilevelError(solution)
+    return solution
+
+
+def multistart(
+    problem: Problem,
+    method: Method,
+    x0s: PyTree,
+    y0s: PyTree,
+    *,
+    steps: int = 500,
+    optimizer: optax.GradientTransformation = _SGD,
+    z_optimizer: optax.GradientTransformation | None = None,
+    data: Data = (),
+    key: Array | None = None,
+    tolerance: float | None = None,
+) -> Solution:
+    """`solve` from many starts at once: every leaf of x0s and y0s has a leading axis, one entry per start.
+
+    The fields of the result have that axis too; `result.best` and `result[i]` are single solutions. Entries
+    of the history past a run's own end are NaN (0 for k_bar).
+    """
+    counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((x0s, y0s))}
+    if len(counts) != 1 or () in counts or (0,) in counts:
+        raise ValueError(
+            f"x0s and y0s need one common leading axis, the starts; the first axes are {sorted(counts)}. "
+            "For a single start use bilax.solve."
+        )
+    x0s, y0s = check_point("x0s", x0s, may_be_empty=True), check_point("y0s", y0s)
+    x0s, y0s = check_inside("x0s", x0s, _Each(problem.x_set)), check_inside("y0s", y0s, _Each(problem.y_set))
+    x0, y0 = jax.tree.map(lambda leaf: leaf[0], (x0s, y0s))
+    loop, _, _ = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance)
+    return jax.device_get(_run_many(loop, x0s, y0s, _key(key), steps))
+
+
+class _Each(NamedTuple):
+    """A set for each entry of a leading axis."""
+
+    each: Any
+
+    def project(self, v: PyTree) -> PyTree:
+        return jax.vmap(self.each.project)(v) if jax.tree.leaves(v) else v
+
+    def __repr__(self) -> str:
+        return repr(self.each)
+
+
+def _prepare(
+    problem: Problem,
+    method: Method,
+    x0: PyTree,
+    y0: PyTree,
+    steps: int,
+    optimizer: optax.GradientTransformation,
+    z_optimizer: optax.GradientTransformation | None,
+    data: Data,
+    tolerance: float | None,
+) -> tuple[Loop, PyTree, PyTree]:
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a bilax.Method such as bilax.iaptt_gm(40, 5e-4), got {method!r}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}.")
+    if tolerance is not None and not tolerance > 0:
+        raise ValueError(f"tolerance must be positive or None, got {tolerance}.")
+    for name, one in (("optimizer", optimizer), ("z_optimizer", z_optimizer or optimizer)):
+        if not hasattr(one, "init") or not hasattr(one, "update"):
+            raise TypeError(f"{name} must be an optax transformation such as optax.adam(1e-3), got {one!r}.")
+    if not callable(data) and not isinstance(data, tuple):
+        raise TypeError(
+            "data must be a tuple (write data=(batch,) for one value) or a function (step, key) -> tuple, "
+            f"got {type(data)}."
+        )
+    x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
+    x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
+    example = jax.eval_shape(data, 0, jax.random.key(0)) if callable(data) else data
+    if not isinstance(example, tuple):
+        raise TypeError(f"data(step, key) must return a tuple, got {type(example)}.")
+    check_objectives(problem, x0, y0, example)
+    phi = approximate(problem, method)
+    return Loop(phi, optimizer, z_optimizer or optimizer, data, tolerance), x0, y0
+
+
+def _key(key: Array | None) -> Array:
+    return jax.random.key(0) if key is None else key
+
+
+@eqx.filter_jit
+def _run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> Solution:
+    state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps), steps)
+    return finish(loop, state, history)
+
+
+@eqx.filter_jit
+def _run_many(loop: Loop, x0s: PyTree, y0s: PyTree, key: Array, steps: int) -> Solution:
+    return jax.vmap(lambda x0, y0: _run(loop, x0, y0, key, steps))(x0s, y0s)
+
+
+def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array) -> State:
+    """The state before the first outer step."""
+    memory = loop.optimizer.init(x0), loop.z_optimizer.init(y0)
+    shape = jax.eval_shape(lambda: _evaluate(loop, x0, y0, jnp.zeros((), int), key)[0])
+    unknown = jax.tree.map(lambda leaf: _nothing(leaf.shape, leaf.dtype), shape)
+    good = unknown._replace(x=x0, z=y0, y=y0)
+    return State(x0, y0, memory, key, jnp.zeros((), int), jnp.asarray(Status.running), good)
+
+
+def advance(loop: Loop, state: State, count: Array, capacity: int) -> tuple[State, History]:
+    """Takes up to `count` ≤ `capacity` outer steps; a state whose status is not running stays as it is."""
+    entry = jax.eval_shape(lambda: _outer_step(loop, state)[1])
+    history = jax.tree.map(lambda leaf: _nothing((capacity, *leaf.shape), leaf.dtype), entry)
+
+    def skip(state):
+        return state, jax.tree.map(lambda leaf: _nothing(leaf.shape, leaf.dtype), entry)
+
+    def body(i, carry):
+        state, history = carry
+        state, entry = jax.lax.cond(state.status == Status.running, lambda s: _outer_step(loop, s), skip, state)
+        return state, jax.tree.map(lambda leaf, value: leaf.at[i].set(value), history, entry)
+
+    return jax.lax.fori_loop(0, count, body, (state, history))
+
+
+def finish(loop: Loop, state: State, history: History) -> Solution:
+    """Evaluates where the run ended, and falls back to the last finite point if that fails."""
+    point, info = _evaluate(loop, state.x, state.z, state.step, state.key)
+    health = _health(point, info, ())
+    ended = jnp.where(state.status == Status.running, Status.step_limit, state.status)
+    failed = (ended == Status.diverged) | (ended == Status.non_finite) | (ended == Status.linear_solve_failed)
+    status = jnp.where(failed | (health == Status.running), ended, health)
+    keep = (health == Status.running) & ~failed
+    point = jax.tree.map(lambda new, old: jnp.where(keep, new, old), point, state.good)
+    return Solution(**point._asdict(), status=status, steps=state.step, history=history)
+
+
+def _outer_step(loop: Loop, state: State) -> tuple[State, History]:
+    problem, start = loop.phi.problem, loop.phi.method.start
+    x, z = state.x, state.z
+
+    def value(x, z):
+        point, info = _evaluate(loop, x, z, state.step, state.key)
+        return point.upper, (point, info)
+
+    if start == "auxiliary":
+        (_, (point, info)), (grad_x, grad_z) = jax.value_and_grad(value, (0, 1), has_aux=True)(x, z)
+    else:
+        (_, (point, info)), grad_x = jax.value_and_grad(value, has_aux=True)(x, z)
+        grad_z = jax.tree.map(jnp.zeros_like, z)
+
+    x_memory, z_memory = state.memory
+    x_next, x_memory = _update(loop.optimizer, grad_x, x_memory, x, problem.x_set)
+    z_next = z
+    if start == "auxiliary":
+        z_next, z_memory = _update(loop.z_optimizer, grad_z, z_memory, z, problem.y_set)
+    elif start == "warm":
+        z_next = info.y_last
+
+    status = _health(point, info, (grad_x, grad_z, x_next, z_next))
+    ok = status == Status.running
+    if loop.tolerance is not None:
+        moved = optax.tree.norm(jax.tree.map(jnp.subtract, (x_next, z_next), (x, z)))
+        still = (moved <= loop.tolerance * (1 + optax.tree.norm((x, z)))) & (info.residual <= loop.tolerance)
+        status = jnp.where(ok & still, Status.converged, status)
+
+    entry = History(
+        point.upper, info.lower, info.residual, info.k_bar, optax.tree.norm(grad_x), optax.tree.norm(grad_z)
+    )
+    entry = jax.tree.map(jnp.asarray, entry)
+    after = State(x_next, z_next, (x_memory, z_memory), state.key, state.step + 1, status, point)
+    stay = state._replace(status=status)
+    return jax.tree.map(lambda new, old: _where(ok, new, old), after, stay), entry
+
+
+def _evaluate(loop: Loop, x: PyTree, z: PyTree, step: Array, key: Array) -> tuple[Point, Info]:
+    data = loop.data(step, jax.random.fold_in(key, step)) if callable(loop.data) else loop.data
+    value, info = loop.phi(x, z, *data)
+    return Point(x, z, info.y, value, info.lower, info.residual, info.k_bar), info
+
+
+def _update(optimizer, gradient, memory, point, a_set):
+    updates, memory = optimizer.update(gradient, memory, point)
+    return a_set.project(optax.apply_updates(point, updates)), memory
+
+
+def _health(point: Point, info: Info, others: Any) -> Array:
+    follower_ok = _finite((info.y, info.y_last))
+    rest_ok = _finite((point.upper, point.lower, point.residual, others))
+    status = jnp.where(rest_ok, Status.running, Status.non_finite)
+    status = jnp.where(jnp.all(info.solved), status, Status.linear_solve_failed)
+    return jnp.where(follower_ok, status, Status.diverged)
+
+
+def _finite(tree: PyTree) -> Array:
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(leaves)) if leaves else jnp.asarray(True)
+
+
+def _nothing(shape: tuple[int, ...], dtype: Any) -> Array:
+    return jnp.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else 0, dtype)
+
+
+def _where(flag: Array, new: Array, old: Array) -> Array:
+    if jnp.issubdtype(new.dtype, jax.dtypes.prng_key):
+        return old
+    return jnp.where(flag, new, old)

@@ -1,0 +1,115 @@
+"""Closed convex sets, each with one verb: `project`.
+
+Any object with a `project(v)` method that returns a tree like `v` is a set. A number given for a bound
+holds for every coordinate of every leaf.
+
+On the boundary. A projection has no derivative there, so one is chosen: for `Box`, `NonNegative` and
+`Ball` a point of the closed set counts as inside, so the derivative is the identity up to and including
+the boundary and that of the projection only strictly outside. (`jnp.clip` would pass half of it.) For
+`Simplex` a coordinate whose projection is zero counts as active and passes nothing.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+
+@runtime_checkable
+class Set(Protocol):
+    """What a set must offer."""
+
+    def project(self, v: PyTree) -> PyTree:
+        """The point of the set nearest to `v`, as a tree of the same structure."""
+        ...
+
+
+class Reals(eqx.Module):
+    """The whole space: `project` is the identity."""
+
+    flat = True
+
+    def project(self, v: PyTree) -> PyTree:
+        """Returns `v`."""
+        return v
+
+
+class Box(eqx.Module):
+    """All v with lo ≤ v ≤ hi, coordinate by coordinate.
+
+    `lo` and `hi` are numbers, or trees (of arrays that broadcast) of the same structure as `v`.
+    """
+
+    lo: PyTree
+    hi: PyTree
+    flat = True
+
+    def __check_init__(self):
+        same = jax.tree.structure(self.lo) == jax.tree.structure(self.hi)
+        pairs = zip(jax.tree.leaves(self.lo), jax.tree.leaves(self.hi), strict=False)
+        if same and any(not isinstance(lo, Tracer) and bool(jnp.any(lo > hi)) for lo, hi in pairs):
+            raise ValueError(f"Box(lo, hi): lo must not exceed hi anywhere, got lo={self.lo}, hi={self.hi}.")
+
+    def project(self, v: PyTree) -> PyTree:
+        """Cuts every coordinate to its interval."""
+        lo, hi = _broadcast("lo", self.lo, v), _broadcast("hi", self.hi, v)
+        return jax.tree.map(_cut, v, lo, hi)
+
+
+class NonNegative(eqx.Module):
+    """All v ≥ 0."""
+
+    flat = True
+
+    def project(self, v: PyTree) -> PyTree:
+        """Sets negative coordinates to zero."""
+        return jax.tree.map(lambda leaf: jnp.where(leaf < 0, jnp.zeros_like(leaf), leaf), v)
+
+
+class Ball(eqx.Module):
+    """All v whose Euclidean norm, over all leaves together, is at most `radius`."""
+
+    radius: float
+
+    def __check_init__(self):
+        if not isinstance(self.radius, Tracer) and not self.radius > 0:
+            raise ValueError(f"Ball(radius): radius must be positive, got {self.radius}.")
+
+    def project(self, v: PyTree) -> PyTree:
+        """Shrinks `v` to the sphere where it lies outside."""
+        return optax.projections.projection_l2_ball(v, self.radius)
+
+
+class Simplex(eqx.Module):
+    """All v ≥ 0 whose coordinates, over all leaves together, sum to one."""
+
+    flat = True
+
+    def project(self, v: PyTree) -> PyTree:
+        """The Euclidean projection, by sorting."""
+        return optax.projections.projection_simplex(v)
+
+
+def is_flat(a_set: Any) -> bool:
+    """Whether the projection's derivative is an orthogonal projector wherever it exists."""
+    return getattr(a_set, "flat", False)
+
+
+def _cut(v: Array, lo: Any, hi: Any) -> Array:
+    lo, hi = jnp.asarray(lo, v.dtype), jnp.asarray(hi, v.dtype)
+    return jnp.where(v < lo, lo, jnp.where(v > hi, hi, v))
+
+
+def _broadcast(name: str, bound: PyTree, v: PyTree) -> PyTree:
+    if jax.tree.structure(bound) == jax.tree.structure(0.0):
+        return jax.tree.map(lambda _: bound, v)
+    if jax.tree.structure(bound) != jax.tree.structure(v):
+        raise ValueError(
+            f"Box({name}=...): the bound has structure {jax.tree.structure(bound)}, the point "
+            f"{jax.tree.structure(v)}. Give a number, or a tree of the point's structure."
+        )
+    return bound

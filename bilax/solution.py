@@ -1,0 +1,127 @@
+"""What `solve` returns: the end point, how the run ended, and what happened on the way."""
+
+import dataclasses
+import enum
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+
+class Status(enum.IntEnum):
+    """How a run ended; `message` says what to try next."""
+
+    running = 0
+    step_limit = 1
+    converged = 2
+    diverged = 3
+    non_finite = 4
+    linear_solve_failed = 5
+
+    @property
+    def message(self) -> str:
+        """One sentence for a person."""
+        return _MESSAGES[self]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run broke off at a point it could not go on from."""
+        return self in (Status.diverged, Status.non_finite, Status.linear_solve_failed)
+
+
+_MESSAGES = {
+    Status.running: "The run has not ended.",
+    Status.step_limit: "All outer steps were taken; give more `steps`, or a `tolerance`, if it was still moving.",
+    Status.converged: "The outer step and the follower's residual fell below the tolerance.",
+    Status.diverged: (
+        "The follower's trajectory left the finite numbers. Make step_size smaller (below 2/L, with L the "
+        "curvature of `lower` in y), or bound y with y_set."
+    ),
+    Status.non_finite: (
+        "An objective or a gradient became NaN or infinite while the follower stayed finite. Make the outer "
+        "step smaller, or look for log, sqrt and division near zero in `upper` and `lower`."
+    ),
+    Status.linear_solve_failed: (
+        "The linear system of the implicit gradient was not solved to its tolerance. The follower is probably "
+        "not strongly convex there: use iaptt_gm, give more max_steps, or accept a truncated solve with "
+        "tolerance=None."
+    ),
+}
+
+
+class BilevelError(RuntimeError):
+    """Raised by `solve(throw=True)` where a run breaks off; `solution` is the last finite point."""
+
+    def __init__(self, solution: "Solution"):
+        super().__init__(f"{solution.status.name} after {solution.steps} outer steps. {solution.status.message}")
+        self.solution = solution
+
+
+class History(NamedTuple):
+    """One entry per outer step, taken at the (x, z) that the step started from."""
+
+    upper: Any
+    """φ(x, z) = F(x, y_k̄)"""
+    lower: Any
+    """f(x, y_k̄)"""
+    residual: Any
+    """‖R_α(x, y_k̄)‖"""
+    k_bar: Any
+    grad_x_norm: Any
+    grad_z_norm: Any
+    """zero for starts that are not optimised"""
+
+
+class Solution(eqx.Module):
+    """The last point at which everything was finite, and how the run got there."""
+
+    x: PyTree
+    y: PyTree
+    """y_k̄(x, z)"""
+    z: PyTree
+    """where the follower starts"""
+    upper: Any
+    lower: Any
+    residual: Any
+    k_bar: Any
+    status: Any
+    """a `Status`; from `multistart` an array of its values"""
+    steps: Any
+    """outer steps taken"""
+    history: History
+
+    def __repr__(self) -> str:
+        if np.ndim(self.steps):
+            counts = {Status(int(s)).name: int(np.sum(self.status == s)) for s in np.unique(self.status)}
+            return f"Solution({len(self.steps)} runs: {counts}, best upper={float(self.best.upper):.6g})"
+        return (
+            f"Solution({self.status.name} after {self.steps} steps: upper={float(self.upper):.6g}, "
+            f"lower={float(self.lower):.6g}, residual={float(self.residual):.3g}, k_bar={int(self.k_bar)})"
+        )
+
+    @property
+    def best(self) -> "Solution":
+        """Of several runs, the one that ended lowest in `upper` without failing; of one, itself.
+
+        Lowest is not yet right: a follower stuck at a poor stationary point can make it look better than
+        any solution is.
+        """
+        if not np.ndim(self.steps):
+            return self
+        bad = [Status(int(s)).failed for s in self.status]
+        score = np.where(bad, np.inf, np.asarray(self.upper))
+        return self[int(np.argmin(score))] if not all(bad) else self[int(np.nanargmin(np.asarray(self.upper)))]
+
+    def __getitem__(self, i: int) -> "Solution":
+        """Run i of several."""
+        if not np.ndim(self.steps):
+            raise TypeError("this is a single solution; only what multistart returns can be indexed.")
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[i], self).trimmed()
+
+    def trimmed(self) -> "Solution":
+        """With plain numbers for status and steps, and a history as long as the run."""
+        steps = int(self.steps)
+        history = History(*(np.asarray(leaf)[:steps] for leaf in self.history))
+        return dataclasses.replace(self, status=Status(int(self.status)), steps=steps, history=history)
