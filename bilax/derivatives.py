@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.dynamics import GradientDescent, at
@@ -126,7 +127,7 @@ class Forward(eqx.Module):
 
     def pullback(self, scene: Scene, v: PyTree) -> Pull:
         dynamics = scene.method.dynamics
-        point, unravel = jax.flatten_util.ravel_pytree((scene.params, scene.z))
+        point, unravel = ravel_pytree((scene.params, scene.z))
 
         def response(flat):
             params, z = unravel(flat)
@@ -178,16 +179,16 @@ class Implicit(eqx.Module):
             return jax.jvp(slope, (y,), (u,))[1]
 
         if is_flat(scene.problem.y_set):
-            right = to_tangent(v)
-            solver = lx.CG(rtol=0.0, atol=self._stop(right), max_steps=self.max_steps, norm=optax.tree.norm)
-            w, error = _solve(lambda u: to_tangent(hessian(to_tangent(u))), right, solver, lx.positive_semidefinite_tag)
+            solver = lx.CG(0.0, self._stop(v), max_steps=self.max_steps, norm=optax.tree.norm)
+            operator, tags = lambda u: to_tangent(hessian(to_tangent(u))), lx.positive_semidefinite_tag
+            w, error = _solve(operator, to_tangent(v), solver, tags)
         else:
             # u solves (I − (I − αH)D) u = v, the transposed derivative of y = Proj(y − α∇f), and w = αDu.
             def fixed_point(u):
                 flat = to_tangent(u)
                 return jax.tree.map(lambda a, b, c: a - b + alpha * c, u, flat, hessian(flat))
 
-            solver = lx.GMRES(rtol=0.0, atol=self._stop(v), max_steps=self.max_steps, norm=optax.tree.norm)
+            solver = lx.GMRES(0.0, self._stop(v), max_steps=self.max_steps, norm=optax.tree.norm)
             u, error = _solve(fixed_point, v, solver, ())
             w = jax.tree.map(lambda a: alpha * a, to_tangent(u))
 
@@ -198,11 +199,10 @@ class Implicit(eqx.Module):
         solved = jnp.isfinite(error) if self.tolerance is None else error <= 2 * self.tolerance
         return Pull(params_bar, jax.tree.map(jnp.zeros_like, scene.z), error, solved)
 
-    def _stop(self, right: PyTree) -> Array:
-        # lineax scales its tolerance coordinate by coordinate, which a zero coordinate makes unreachable.
-        norm = optax.tree.norm(right)
-        relative = jnp.finfo(norm.dtype).eps if self.tolerance is None else self.tolerance
-        return relative * norm + jnp.finfo(norm.dtype).tiny
+    def _stop(self, v: PyTree) -> float:
+        # lineax scales a relative tolerance coordinate by coordinate, which a zero makes unreachable; the
+        # right-hand side is scaled to length one instead and the tolerance is absolute.
+        return float(jnp.finfo(optax.tree.norm(v).dtype).eps) if self.tolerance is None else self.tolerance
 
 
 class Neumann(eqx.Module):
@@ -319,8 +319,10 @@ class Displacement(eqx.Module):
 
 
 def _solve(operator: Any, right: PyTree, solver: Any, tags: Any) -> tuple[PyTree, Array]:
-    linear = lx.FunctionLinearOperator(operator, jax.eval_shape(lambda: right), tags)
-    w = lx.linear_solve(linear, right, solver, throw=False).value
     norm = optax.tree.norm(right)
-    error = optax.tree.norm(jax.tree.map(jnp.subtract, right, operator(w)))
-    return w, error / jnp.where(norm > 0, norm, 1)
+    scale = jnp.where(norm > 0, norm, 1)
+    unit = jax.tree.map(lambda a: a / scale, right)
+    linear = lx.FunctionLinearOperator(operator, jax.eval_shape(lambda: unit), tags)
+    w = lx.linear_solve(linear, unit, solver, throw=False).value
+    error = optax.tree.norm(jax.tree.map(jnp.subtract, unit, operator(w)))
+    return jax.tree.map(lambda a: scale * a, w), error

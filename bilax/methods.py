@@ -157,4 +157,5 @@ RECIPES = {
 
 
 def _method(inner_steps: int, parts: Parts, dynamics: Dynamics, **recipe: Any) -> Method:
-    return Method(inner_steps, **({"dynamics": dynamics} | recipe | parts))
+    chosen: dict[str, Any] = {"dynamics": dynamics, **recipe, **parts}
+    return Method(inner_steps, **chosen)
