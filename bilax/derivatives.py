@@ -136,7 +136,8 @@ class Forward(eqx.Module):
         def along(direction):
             return optax.tree.vdot(v, jax.jvp(response, (point,), (direction,))[1])
 
-        return Pull(*unravel(jax.vmap(along)(jnp.eye(point.size, dtype=point.dtype))))
+        gradient = jnp.asarray(jax.vmap(along)(jnp.eye(point.size, dtype=point.dtype)))
+        return Pull(*unravel(gradient))
 
 
 class Implicit(eqx.Module):

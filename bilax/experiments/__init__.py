@@ -1,0 +1,1 @@
+"""The paper's experiments, and more, built on the public API only."""

@@ -1,0 +1,183 @@
+"""What the experiments share: stored results, tables, figures, and the paper's claims beside ours."""
+
+import abc
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import bilax
+
+console = Console(highlight=False)
+
+Arg = tyro.conf.arg
+
+
+@dataclasses.dataclass
+class Claim:
+    """One sentence of the paper, and what came out here."""
+
+    paper: str
+    here: str
+    held: bool
+
+
+@dataclasses.dataclass
+class Target(abc.ABC):
+    """Something that `bilax reproduce` makes: numbers stored as JSON, and a table and figures drawn from them."""
+
+    out: Annotated[Path, Arg(help="folder for the numbers and figures")] = Path("results")
+    redraw: Annotated[bool, Arg(help="draw from the stored numbers; compute nothing")] = False
+    quick: Annotated[bool, Arg(help="a smaller version that ends soon")] = False
+    seed: Annotated[int, Arg(help="seed of everything random")] = 0
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def compute(self) -> dict[str, Any]:
+        """The numbers, as plain lists and dictionaries."""
+
+    @abc.abstractmethod
+    def show(self, results: dict[str, Any]) -> list[Path]:
+        """Prints the table, draws the figures and returns their paths."""
+
+    def claims(self, results: dict[str, Any]) -> list[Claim]:
+        """What the paper says of this, and whether it held."""
+        return []
+
+    def main(self) -> None:
+        """Computes or reads the numbers, then shows them."""
+        path = self.out / f"{self.name}{'-quick' if self.quick else ''}.json"
+        if self.redraw:
+            results = load_json(path)["results"]
+        else:
+            results = self.compute()
+            save_json(path, self, results)
+        figures = self.show(results)
+        show_claims(self.claims(results))
+        for written in [path, *figures]:
+            console.print(f"wrote {written}", style="dim", soft_wrap=True)
+
+    def figure_path(self, suffix: str = "") -> Path:
+        """Where a figure of this target goes."""
+        return self.out / f"{self.name}{suffix}{'-quick' if self.quick else ''}.png"
+
+
+def show_claims(claims: Sequence[Claim]) -> None:
+    """Prints each claim of the paper with what came out here."""
+    if not claims:
+        return
+    table = Table(box=None, padding=(0, 1), show_header=True, header_style="bold")
+    for name in ("the paper says", "here", "held"):
+        table.add_column(name, ratio=None if name == "held" else 1)
+    for claim in claims:
+        table.add_row(claim.paper, claim.here, "[green]yes[/]" if claim.held else "[red]no[/]")
+    console.print(table)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints a table; numbers are set right, text left."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for i, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+    console.print(table)
+
+
+@contextlib.contextmanager
+def steps(total: int, what: str) -> Iterator[Any]:
+    """A progress bar over `total` pieces of work; yields advance(description)."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda text=None: bar.update(task, advance=1, description=text or what)
+
+
+def save_json(path: Path, config: Any, results: dict[str, Any]) -> None:
+    """Writes results with all that is needed to make them again; whole or not at all."""
+    record = {
+        "bilax": bilax.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "config": {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()},
+        "results": to_plain(results),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    with os.fdopen(handle, "w") as file:
+        json.dump(record, file, indent=1)
+        file.write("\n")
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Reads what `save_json` wrote."""
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist: run the same command without --redraw first.")
+    return json.loads(path.read_text())
+
+
+def to_plain(value: Any, digits: int = 7) -> Any:
+    """Arrays as lists, numbers rounded to `digits` significant digits, so that files stay small."""
+    if isinstance(value, dict):
+        return {str(k): to_plain(v, digits) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(v, digits) for v in value]
+    if isinstance(value, str | bool | int | None):
+        return value
+    if np.ndim(value):
+        return [to_plain(v, digits) for v in np.asarray(value)]
+    number = np.asarray(value).item()
+    return float(f"{number:.{digits}g}") if isinstance(number, float) else number
+
+
+def plt() -> Any:
+    """pyplot without a screen, in this project's style."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    pyplot.rcParams.update(
+        {
+            "figure.dpi": 110,
+            "figure.constrained_layout.use": True,
+            "savefig.dpi": 150,
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.25,
+            "legend.frameon": False,
+            "lines.linewidth": 1.6,
+            # Okabe and Ito's colours, which colour-blind readers can tell apart.
+            "axes.prop_cycle": matplotlib.cycler(
+                color=["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+            ),
+        }
+    )
+    return pyplot
