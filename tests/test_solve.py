@@ -20,7 +20,8 @@ def test_iaptt_gm_solves_the_papers_example(start):
     assert abs(float(solution.x) - X_STAR) < 0.02 * X_STAR
     assert float(solution.y) == pytest.approx(-2, abs=0.02)
     assert solution.status is bilax.Status.step_limit
-    assert all(len(leaf) == 500 for leaf in solution.history)
+    assert all(len(leaf) == 500 for leaf in jax.tree.leaves(solution.history))
+    assert len(jax.tree.leaves(solution.history)) == 6
 
 
 def test_basin_shares_are_those_of_the_prototype():
@@ -78,7 +79,7 @@ def test_history_tells_what_phi_and_its_gradient_were():
     solution = bilax.solve(case.problem, method, case.x, case.z, steps=2, data=case.data)
     phi = bilax.approximate(case.problem, method)
     (value, info), (gx, gz) = jax.value_and_grad(phi, (0, 1), has_aux=True)(case.x, case.z, *case.data)
-    first = [leaf[0] for leaf in solution.history]
+    first = [leaf[0] for leaf in jax.tree.leaves(solution.history)]
     expected = [value, info.lower, info.residual, info.k_bar, optax.tree.norm(gx), optax.tree.norm(gz)]
     np.testing.assert_allclose(first, expected, rtol=1e-12)
     seen = case.problem.view(case.x)
@@ -86,6 +87,18 @@ def test_history_tells_what_phi_and_its_gradient_were():
     np.testing.assert_allclose(info.residual, case.step_size * optax.tree.norm(slope), rtol=1e-10)
     last, _ = phi(solution.x, solution.z, *case.data)
     np.testing.assert_allclose(solution.upper, last, rtol=1e-12)
+
+
+def test_a_users_record_is_kept_for_each_outer_step():
+    problem, method = toy().problem, bilax.iaptt_gm(3, 1e-2)
+
+    def record(x, z, info):
+        return {"x": x, "gap": info.y_last - z}
+
+    solution = bilax.solve(problem, method, 5.0, 1.0, steps=4, record=record)
+    shorter = bilax.solve(problem, method, 5.0, 1.0, steps=3)
+    assert solution.history.record["x"].shape == (4,)
+    np.testing.assert_array_equal(solution.history.record["x"][[0, 3]], [5.0, shorter.x])
 
 
 def test_data_may_be_a_function_of_step_and_key():
