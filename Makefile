@@ -8,7 +8,7 @@ READY := .venv/ready
 .PHONY: run test check bench clean
 
 run: $(READY)
-	$(BIN)/bilax demo
+	$(BIN)/bilax compare toy
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

@@ -2,9 +2,11 @@
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import bilax
 
@@ -27,6 +29,11 @@ COMMANDS = {
     },
 }
 
+VERBS = {
+    "report": ("bilax.report:Report", "one HTML page on one or several runs: curves, settings, a comparison"),
+    "completion": ("bilax.completion:Completion", "a script that completes commands and options in your shell"),
+}
+
 SUMMARY = {
     "run": "one experiment with one method",
     "compare": "all methods on one experiment",
@@ -38,8 +45,10 @@ EXAMPLES = """\
 examples
   bilax compare toy                                     every method on the paper's example
   bilax run toy --method iaptt-gm --inner-steps 80      one method, your settings
+  bilax report runs/toy-*                               look at runs side by side
   bilax reproduce figure-1 --quick                      a figure of the paper, in small
-  bilax run toy --help                                  what can be set"""
+  bilax run toy --help                                  what can be set
+  eval "$(bilax completion bash)"                       completion, also for zsh"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,17 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[0] in ("-V", "--version"):
         print(f"bilax {bilax.__version__}")
         return
-    command = _pick("command", words[0], COMMANDS)
-    things = COMMANDS[command]
-    if len(words) == 1 or words[1] in ("-h", "--help"):
+    command = _pick("command", words[0], COMMANDS | VERBS)
+    if command in VERBS:
+        place, rest = VERBS[command][0], words[1:]
+        name = command
+    elif len(words) == 1 or words[1] in ("-h", "--help"):
         print(_things(command))
         return
-    name = _pick(f"thing to {command}", words[1], things)
-    module, _, attribute = things[name][0].partition(":")
+    else:
+        name = f"{command} {_pick(f'thing to {command}', words[1], COMMANDS[command])}"
+        place, rest = COMMANDS[command][words[1]][0], words[2:]
+    _cache_compiled_programs()
     import tyro
 
-    thing = getattr(importlib.import_module(module), attribute)
-    config = tyro.cli(thing, prog=f"bilax {command} {name}", args=words[2:])
+    config = tyro.cli(load(place), prog=f"bilax {name}", args=rest)
     try:
         config.main()
     except BrokenPipeError:
@@ -74,15 +86,29 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(known)}."
 
 
-def _pick(kind: str, word: str, known: dict) -> str:
-    if word not in known:
-        _refuse(f"bilax: unknown {kind} '{word}': {nearest(word, list(known))}")
-    return word
-
-
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
+    """Ends the program with a message and the exit code of wrong usage."""
     print(message, file=sys.stderr)
     sys.exit(2)
+
+
+def load(place: str) -> Any:
+    """The dataclass that a place such as `package.module:Name` stands for."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _cache_compiled_programs() -> None:
+    # Compiled programs are kept between runs, unless the user has chosen a place or none.
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "compiled"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+
+def _pick(kind: str, word: str, known: dict[str, Any]) -> str:
+    if word not in known:
+        refuse(f"bilax: unknown {kind} '{word}': {nearest(word, list(known))}")
+    return word
 
 
 def _overview() -> str:
@@ -93,7 +119,8 @@ def _overview() -> str:
         "",
     ]
     for command, summary in SUMMARY.items():
-        lines.append(f"  {command:<10} {summary}: {', '.join(COMMANDS[command])}")
+        lines += [f"  {command:<11} {summary}", f"  {'':<11} {', '.join(COMMANDS[command])}"]
+    lines += [f"  {command:<11} {text}" for command, (_, text) in VERBS.items()]
     return "\n".join([*lines, "", EXAMPLES])
 
 

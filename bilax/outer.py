@@ -1,6 +1,7 @@
 """The outer loop: optax on (x, z), compiled whole."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,14 +11,16 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from bilax.checkpoint import Saving
 from bilax.checks import check_inside, check_objectives, check_point
 from bilax.methods import Method
 from bilax.phi import Info, Phi, approximate
 from bilax.problem import Problem
 from bilax.solution import BilevelError, History, Solution, Status
 
-Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]]
-"""A tuple that both objectives get after (x, y), or a function (step, key) -> such a tuple, which is traced."""
+Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...]]
+"""What both objectives get after (x, y): a tuple; a function (step, key) -> tuple, which is traced; or an
+iterable of tuples, one for each outer step, which is read ahead while the device computes."""
 
 Record = Callable[[PyTree, PyTree, Info], PyTree]
 """(x, z, info) -> a tree of small arrays, taken at each outer step"""
@@ -27,6 +30,13 @@ _SGD = optax.sgd(0.1)
 
 def _record_nothing(x: PyTree, z: PyTree, info: Info) -> PyTree:
     return ()
+
+
+class Batches(NamedTuple):
+    """An iterable of batches, its first one taken out to know the shapes."""
+
+    first: tuple[Any, ...]
+    source: Iterable[tuple[Any, ...]]
 
 
 class Loop(NamedTuple):
@@ -79,23 +89,45 @@ def solve(
     tolerance: float | None = None,
     record: Record = _record_nothing,
     throw: bool = False,
+    progress: bool = False,
+    callbacks: Sequence[Callable[[Any, History], Any]] = (),
+    strict_callbacks: bool = False,
+    saving: Saving | None = None,
+    resume: bool = False,
+    time_limit: float | None = None,
 ) -> Solution:
     """Minimises φ(x, z) over x in X and, for auxiliary starts, z in Y, from (x0, y0): Algorithm 1.
 
     - `optimizer`, `z_optimizer`: any optax transformation for x and for z (the same one if not given);
       x is projected onto X and z onto Y after each update.
-    - `data`: a tuple that the objectives get after (x, y), or a traced function (step, key) -> such a tuple.
+    - `data`: a tuple that the objectives get after (x, y); a traced function (step, key) -> such a tuple; or an
+      iterable of such tuples, one per outer step.
     - `key`: makes a run with random data repeatable.
     - `tolerance`: end as converged once the residual and the relative outer step are below it.
     - `record`: a function (x, z, info) of each outer step whose values come back in `history.record`.
     - `throw`: raise `BilevelError` where a run breaks off; otherwise look at `solution.status`.
+    - `progress`: show steps, rate, time left and the latest values.
+    - `callbacks`: functions (state, history) called about twice a second; one that returns True ends the run,
+      one that fails gives a warning (or, with `strict_callbacks`, ends the run with its exception).
+    - `saving`, `resume`: where and how often to save; go on from the newest whole checkpoint there. A resumed run
+      equals an uninterrupted one bit for bit. An iterable of data is skipped forward to where the run was.
+    - `time_limit`: end after so many seconds.
 
-    Whatever happens, the solution is the last point at which φ and its gradient were finite. A second call
-    with the same problem, method and optimiser objects and the same shapes compiles nothing.
+    Without progress, callbacks, saving, an iterable and a time limit the whole run is one compiled call; with
+    them it is a few, each about half a second long. Whatever happens, the solution is the last point at which φ
+    and its gradient were finite. A second call with the same problem, method and optimiser objects and the same
+    shapes compiles nothing.
     """
     loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record)
-    solution = _run(loop, x0, y0, _key(key), steps)
-    solution = jax.device_get(solution).trimmed()
+    if resume and saving is None:
+        raise ValueError("resume=True needs saving=bilax.Saving(folder), where the run was saved.")
+    if progress or callbacks or saving or time_limit is not None or isinstance(loop.data, Batches):
+        from bilax.running import Watch, drive
+
+        watch = Watch(progress, callbacks, strict_callbacks, saving, resume, time_limit)
+        solution = drive(loop, x0, y0, _key(key), steps, watch)
+    else:
+        solution = jax.device_get(_run(loop, x0, y0, _key(key), steps)).trimmed()
     if throw and solution.status.failed:
         raise BilevelError(solution)
     return solution
@@ -168,19 +200,36 @@ def _prepare(
     for name, one in (("optimizer", optimizer), ("z_optimizer", z_optimizer or optimizer)):
         if not hasattr(one, "init") or not hasattr(one, "update"):
             raise TypeError(f"{name} must be an optax transformation such as optax.adam(1e-3), got {one!r}.")
-    if not callable(data) and not isinstance(data, tuple):
-        raise TypeError(
-            "data must be a tuple (write data=(batch,) for one value) or a function (step, key) -> tuple, "
-            f"got {type(data)}."
-        )
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
-    example = jax.eval_shape(data, 0, jax.random.key(0)) if callable(data) else data
-    if not isinstance(example, tuple):
-        raise TypeError(f"data(step, key) must return a tuple, got {type(example)}.")
+    data, example = _check_data(data)
     check_objectives(problem, x0, y0, example)
     phi = approximate(problem, method)
     return Loop(phi, optimizer, z_optimizer or optimizer, data, tolerance, record), x0, y0
+
+
+def _check_data(data: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The data in the loop's form, and one batch of it (or its shapes)."""
+    what = "data must be a tuple (write data=(batch,) for one value), a function (step, key) -> tuple or an iterable"
+    if isinstance(data, tuple):
+        return data, data
+    if callable(data):
+        example = jax.eval_shape(data, 0, jax.random.key(0))
+        if not isinstance(example, tuple):
+            raise TypeError(f"data(step, key) must return a tuple, got {type(example)}.")
+        return data, example
+    if isinstance(data, jax.Array | np.ndarray | dict | str) or not isinstance(data, Iterable):
+        raise TypeError(f"{what} of tuples, got {type(data)}.")
+    iterator = iter(data)
+    try:
+        first = next(iterator)
+    except StopIteration:
+        raise ValueError("data is an iterable without a single batch.") from None
+    if not isinstance(first, tuple):
+        raise TypeError(f"{what} of tuples; the first item is {type(first)}.")
+    # An iterator can be read only once: hand back what was taken from it.
+    source = itertools.chain([first], iterator) if iterator is data else data
+    return Batches(first, source), first
 
 
 def _key(key: Array | None) -> Array:
@@ -190,7 +239,8 @@ def _key(key: Array | None) -> Array:
 @eqx.filter_jit
 def _run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> Solution:
     state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps), steps)
-    return finish(loop, state, history)
+    point, status = finish(loop, state, Status.step_limit)
+    return Solution(**point._asdict(), status=status, steps=state.step, history=history)
 
 
 @eqx.filter_jit
@@ -198,49 +248,60 @@ def _run_many(loop: Loop, x0s: PyTree, y0s: PyTree, key: Array, steps: int) -> S
     return jax.vmap(lambda x0, y0: _run(loop, x0, y0, key, steps))(x0s, y0s)
 
 
-def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array) -> State:
-    """The state before the first outer step."""
+def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> State:
+    """The state before the first outer step; `batch` is an example of data that come from an iterable."""
     memory = loop.optimizer.init(x0), loop.z_optimizer.init(y0)
-    shape = jax.eval_shape(lambda: _evaluate(loop, x0, y0, jnp.zeros((), int), key)[0])
+    data = _data(loop, jnp.zeros((), int), key) if batch is None else batch
+    shape = jax.eval_shape(lambda: _evaluate(loop, x0, y0, data)[0])
     unknown = jax.tree.map(lambda leaf: _nothing(leaf.shape, leaf.dtype), shape)
     good = unknown._replace(x=x0, z=y0, y=y0)
     return State(x0, y0, memory, key, jnp.zeros((), int), jnp.asarray(Status.running), good)
 
 
-def advance(loop: Loop, state: State, count: Array, capacity: int) -> tuple[State, History]:
-    """Takes up to `count` ≤ `capacity` outer steps; a state whose status is not running stays as it is."""
-    entry = jax.eval_shape(lambda: _outer_step(loop, state)[1])
+def advance(loop: Loop, state: State, count: Array, capacity: int, batches: PyTree = None) -> tuple[State, History]:
+    """Takes up to `count` ≤ `capacity` outer steps; a state whose status is not running stays as it is.
+
+    `batches` holds one batch per step along a leading axis, for data that come from an iterable.
+    """
+
+    def outer_step(i, state):
+        data = _data(loop, state.step, state.key) if batches is None else jax.tree.map(lambda leaf: leaf[i], batches)
+        return _outer_step(loop, state, data)
+
+    entry = jax.eval_shape(lambda: outer_step(0, state)[1])
     history = jax.tree.map(lambda leaf: _nothing((capacity, *leaf.shape), leaf.dtype), entry)
 
-    def skip(state):
+    def skip(i, state):
         return state, jax.tree.map(lambda leaf: _nothing(leaf.shape, leaf.dtype), entry)
 
     def body(i, carry):
         state, history = carry
-        state, entry = jax.lax.cond(state.status == Status.running, lambda s: _outer_step(loop, s), skip, state)
+        state, entry = jax.lax.cond(state.status == Status.running, outer_step, skip, i, state)
         return state, jax.tree.map(lambda leaf, value: leaf.at[i].set(value), history, entry)
 
     return jax.lax.fori_loop(0, count, body, (state, history))
 
 
-def finish(loop: Loop, state: State, history: History) -> Solution:
-    """Evaluates where the run ended, and falls back to the last finite point if that fails."""
-    point, info = _evaluate(loop, state.x, state.z, state.step, state.key)
+def finish(loop: Loop, state: State, ended: Any, batch: Any = None) -> tuple[Point, Array]:
+    """The point where the run ended and its status; the last finite point if the end is not finite.
+
+    `ended` is the status of a run that was stopped while still running.
+    """
+    point, info = _evaluate(loop, state.x, state.z, _data(loop, state.step, state.key) if batch is None else batch)
     health = _health(point, info, ())
-    ended = jnp.where(state.status == Status.running, Status.step_limit, state.status)
+    ended = jnp.where(state.status == Status.running, ended, state.status)
     failed = (ended == Status.diverged) | (ended == Status.non_finite) | (ended == Status.linear_solve_failed)
-    status = jnp.where(failed | (health == Status.running), ended, health)
     keep = (health == Status.running) & ~failed
-    point = jax.tree.map(lambda new, old: jnp.where(keep, new, old), point, state.good)
-    return Solution(**point._asdict(), status=status, steps=state.step, history=history)
+    status = jnp.where(keep | failed, ended, health)
+    return jax.tree.map(lambda new, old: jnp.where(keep, new, old), point, state.good), status
 
 
-def _outer_step(loop: Loop, state: State) -> tuple[State, History]:
+def _outer_step(loop: Loop, state: State, data: tuple[Any, ...]) -> tuple[State, History]:
     problem, start = loop.phi.problem, loop.phi.method.start
     x, z = state.x, state.z
 
     def value(x, z):
-        point, info = _evaluate(loop, x, z, state.step, state.key)
+        point, info = _evaluate(loop, x, z, data)
         return point.upper, (point, info)
 
     if start == "auxiliary":
@@ -272,8 +333,11 @@ def _outer_step(loop: Loop, state: State) -> tuple[State, History]:
     return jax.tree.map(lambda new, old: _where(ok, new, old), after, stay), entry
 
 
-def _evaluate(loop: Loop, x: PyTree, z: PyTree, step: Array, key: Array) -> tuple[Point, Info]:
-    data = loop.data(step, jax.random.fold_in(key, step)) if callable(loop.data) else loop.data
+def _data(loop: Loop, step: Array, key: Array) -> tuple[Any, ...]:
+    return loop.data(step, jax.random.fold_in(key, step)) if callable(loop.data) else loop.data  # pyright: ignore
+
+
+def _evaluate(loop: Loop, x: PyTree, z: PyTree, data: tuple[Any, ...]) -> tuple[Point, Info]:
     value, info = loop.phi(x, z, *data)
     return Point(x, z, info.y, value, info.lower, info.residual, info.k_bar), info
 

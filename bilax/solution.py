@@ -19,6 +19,11 @@ class Status(enum.IntEnum):
     diverged = 3
     non_finite = 4
     linear_solve_failed = 5
+    stopped_by_callback = 6
+    time_limit = 7
+    data_ended = 8
+    interrupted = 9
+    terminated = 10
 
     @property
     def message(self) -> str:
@@ -48,6 +53,11 @@ _MESSAGES = {
         "not strongly convex there: use iaptt_gm, give more max_steps, or accept a truncated solve with "
         "tolerance=None."
     ),
+    Status.stopped_by_callback: "A callback ended the run.",
+    Status.time_limit: "The time limit was reached; resume the run, or give it more time.",
+    Status.data_ended: "The data ended before the steps did; give an iterable that goes on, or fewer steps.",
+    Status.interrupted: "Ctrl-C ended the run; if it was being saved, resume=True goes on from here.",
+    Status.terminated: "SIGTERM ended the run; if it was being saved, resume=True goes on from here.",
 }
 
 

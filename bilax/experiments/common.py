@@ -5,9 +5,8 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import os
 import platform
-import tempfile
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -20,8 +19,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import bilax
+from bilax.cli import refuse
+from bilax.runs import write_whole
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 Arg = tyro.conf.arg
 
@@ -107,7 +108,7 @@ def steps(total: int, what: str) -> Iterator[Any]:
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        console=console,
+        console=Console(stderr=True),
         transient=True,
     )
     with bar:
@@ -125,19 +126,13 @@ def save_json(path: Path, config: Any, results: dict[str, Any]) -> None:
         "config": {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()},
         "results": to_plain(results),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    with os.fdopen(handle, "w") as file:
-        json.dump(record, file, indent=1)
-        file.write("\n")
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    write_whole(path, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def load_json(path: Path) -> dict[str, Any]:
     """Reads what `save_json` wrote."""
     if not path.exists():
-        raise SystemExit(f"{path} does not exist: run the same command without --redraw first.")
+        refuse(f"{path} does not exist: run the same command without --redraw first.")
     return json.loads(path.read_text())
 
 

@@ -1,0 +1,5 @@
+"""`python -m bilax` is `bilax`."""
+
+from bilax.cli import main
+
+main()

@@ -1,0 +1,109 @@
+"""Run folders: what a run was asked, what it has done so far and how it ended, readable at any moment.
+
+config.json     the settings, seed and versions, written first
+history.npz     one array per recorded quantity, replaced whole every few seconds
+checkpoints/    what the run needs to go on
+result.json     the end point and status, written last
+"""
+
+import json
+import os
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import bilax
+from bilax.solution import History, Solution
+
+
+class RunRecord(NamedTuple):
+    """A run folder as read from disk; `result` is None while the run has not ended."""
+
+    folder: Path
+    config: dict[str, Any]
+    history: dict[str, np.ndarray]
+    result: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """How a report calls the run."""
+        return self.folder.name
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Notes what was asked, with the versions that answer it."""
+    versions = {"bilax": bilax.__version__, "jax": jax.__version__, "numpy": np.__version__}
+    write_whole(folder / "config.json", json.dumps({"config": config, "versions": versions}, indent=1).encode())
+
+
+class HistoryFile:
+    """A callback that keeps history.npz up to date, every few seconds."""
+
+    def __init__(self, folder: Path, seconds: float = 5.0):
+        self.folder, self.seconds, self.last = folder, seconds, time.monotonic()
+
+    def __call__(self, state: Any, history: History) -> None:
+        if time.monotonic() - self.last >= self.seconds:
+            write_history(self.folder, history)
+            self.last = time.monotonic()
+
+
+def write_history(folder: Path, history: History) -> None:
+    """Replaces history.npz."""
+    with tempfile.TemporaryFile() as file:
+        np.savez_compressed(file, **{name: values for name, values in history._asdict().items() if name != "record"})
+        file.seek(0)
+        write_whole(folder / "history.npz", file.read())
+
+
+def write_result(folder: Path, solution: Solution, extra: dict[str, Any]) -> dict[str, Any]:
+    """Writes and returns how the run ended."""
+    write_history(folder, solution.history)
+    result = {
+        "status": solution.status.name,
+        "message": solution.status.message,
+        "steps": solution.steps,
+        "upper": float(solution.upper),
+        "lower": float(solution.lower),
+        "residual": float(solution.residual),
+        "k_bar": int(solution.k_bar),
+        **extra,
+    }
+    write_whole(folder / "result.json", json.dumps(result, indent=1).encode())
+    return result
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Reads a run folder, finished or not; a clear error where it is none."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").exists() else None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} is not a run folder: {error}. Give a folder that `bilax run` wrote.") from None
+    history = {}
+    if (folder / "history.npz").exists():
+        try:
+            with np.load(folder / "history.npz", allow_pickle=False) as stored:
+                history = {name: stored[name] for name in stored.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{folder / 'history.npz'} cannot be read: {error}.") from None
+    return RunRecord(folder, config, history, result)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that a reader sees the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

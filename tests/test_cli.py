@@ -1,0 +1,167 @@
+"""The command line: help, suggestions, run folders, reports."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bilax import cli, report, runs
+from bilax.experiments import common
+
+
+def bilax_command(*words, check=True, **options):
+    command = [sys.executable, "-m", "bilax", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+
+
+def run_cli(*words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    return ended.value.code
+
+
+def test_help_fits_a_screen_and_is_light(capsys):
+    cli.main([])
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 100
+    for command in [*cli.COMMANDS, *cli.VERBS]:
+        assert command in text
+    light = "import sys, bilax.cli; bilax.cli.main(['--help']); assert not {'jax', 'tyro', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", light], check=True, capture_output=True)
+    cli.main(["run"])
+    assert "toy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["rum"], "did you mean run?"),
+        (["run", "tooy"], "did you mean toy?"),
+        (["reproduce", "figure1"], "did you mean figure-1?"),
+        (["run", "toy", "--method", "iapt-gm"], "did you mean iaptt-gm?"),
+        (["run", "toy", "--method", "zzz"], "known are: rhg"),
+        (["run", "toy", "--inner-steps", "0"], "inner_steps must be a whole number of at least 1"),
+        (["run", "toy", "--step-size", "-1"], "step_size must be positive"),
+        (["run", "toy", "--method", "t-rhg", "--window", "99"], "window=99 exceeds inner_steps=40"),
+        (["run", "toy", "--method", "ls", "--start", "auxiliary"], "has no z-gradient"),
+        (["run", "toy", "--resume"], "--resume needs --out"),
+        (["report", "/nowhere"], "is not a run folder"),
+        (["reproduce", "figure-1", "--redraw", "--out", "/nowhere"], "run the same command without --redraw"),
+    ],
+)
+def test_wrong_words_get_a_hint(words, hint, capsys):
+    assert run_cli(*words) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_run_writes_a_folder_that_can_be_resumed_and_reported(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run_cli("run", "toy", "--outer-steps", 40, "--out", folder, "--json") == 0
+    result = json.loads(capsys.readouterr().out)["0"]
+    record = runs.read_run(folder)
+    assert record.config["config"]["inner_steps"] == 40
+    assert record.result is not None
+    assert result["upper"] == record.result["upper"]
+    assert {name: values.shape for name, values in record.history.items()} == dict.fromkeys(
+        ("upper", "lower", "residual", "k_bar", "grad_x_norm", "grad_z_norm"), (40,)
+    )
+    assert run_cli("run", "toy", "--outer-steps", 40, "--out", folder) == 2
+    assert "add --resume" in capsys.readouterr().err
+    assert run_cli("run", "toy", "--outer-steps", 60, "--out", folder, "--resume") == 0
+    assert "toy with iaptt-gm" in capsys.readouterr().out
+    assert len(runs.read_run(folder).history["upper"]) == 60
+    np.testing.assert_array_equal(runs.read_run(folder).history["upper"][:40], record.history["upper"])
+    assert run_cli("run", "toy", "--outer-steps", 60, "--out", folder, "--resume", "--rate", 0.2) == 2
+    assert "another configuration" in capsys.readouterr().err
+
+    assert run_cli("run", "toy", "--outer-steps", 30, "--seed", 0, 1, "--out", tmp_path / "two", "--method", "rhg") == 0
+    capsys.readouterr()
+    cli.main(["report", str(folder), str(tmp_path / "two"), "--out", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert "3 run" in capsys.readouterr().out
+    for text in ("iaptt-gm", "rhg", "seed-1", "step_limit", "data:image/png;base64,", "What differs"):
+        assert text in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_half_written_run_is_readable(tmp_path):
+    runs.write_config(tmp_path, {"method": "<script>alert(1)</script>", "seed": 0})
+    page = report.page([runs.read_run(tmp_path)])
+    assert "has not ended" in page
+    assert "<script>" not in page
+    (tmp_path / "history.npz").write_bytes(b"PK\x03\x04 not really")
+    with pytest.raises(ValueError, match=r"history\.npz cannot be read"):
+        runs.read_run(tmp_path)
+
+
+def test_interrupts_give_the_usual_exit_code(tmp_path):
+    import signal
+    import time
+
+    folder = tmp_path / "run"
+    words = ["run", "toy", "--outer-steps", "1000000000", "--out", str(folder), "--save-every", "0.2"]
+    process = subprocess.Popen([sys.executable, "-m", "bilax", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and not list(folder.glob("checkpoints/step-*")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert b"resume=True goes on" in out
+    assert runs.read_run(folder).result["status"] == "interrupted"  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_completion_is_valid_bash(capsys):
+    cli.main(["completion", "bash"])
+    script = capsys.readouterr().out
+    probe = script + '\nCOMP_WORDS=(bilax run toy --inn) COMP_CWORD=3; _bilax; echo "${COMPREPLY[@]}"'
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    assert (
+        subprocess.run([bash, "-c", probe], capture_output=True, text=True, check=True).stdout.strip()
+        == "--inner-steps"
+    )
+
+
+def test_stored_results_can_be_drawn_again(tmp_path, capsys):
+    cli.main(["reproduce", "figure-3-left", "--quick", "--out", str(tmp_path)])
+    first = capsys.readouterr().out
+    assert "the paper says" in first
+    figure = tmp_path / "figure-3-left-quick.png"
+    figure.unlink()
+    cli.main(["reproduce", "figure-3-left", "--quick", "--redraw", "--out", str(tmp_path)])
+    assert figure.exists()
+    assert capsys.readouterr().out == first
+    stored = common.load_json(tmp_path / "figure-3-left-quick.json")
+    assert {"bilax", "jax", "date", "config", "results"} <= set(stored)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no headless Chromium is installed here")
+def test_the_report_shows_in_a_real_browser(tmp_path, capsys):
+    assert run_cli("run", "toy", "--outer-steps", 40, "--out", tmp_path / "run") == 0
+    cli.main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")])
+    capsys.readouterr()
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+             "--disable-background-networking", "--disable-component-update"]  # fmt: skip
+    probe = (
+        "<script>addEventListener('load', () => { const i = document.images[0];"
+        "document.title = `figures ${document.images.length} ${i.complete && i.naturalWidth > 300} `"
+        "+ (document.documentElement.scrollWidth <= innerWidth); })</script></head>"
+    )
+    page = tmp_path / "page.html"
+    page.write_text(page.read_text().replace("</head>", probe))
+    chromium = str(shutil.which("chromium"))
+    command = [chromium, *quiet, "--enable-logging=stderr", "--v=0", f"--user-data-dir={tmp_path}/profile",
+               "--window-size=400,800", "--virtual-time-budget=3000", "--dump-dom", page.as_uri()]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(tmp_path)}
+    )
+    assert "<title>figures 1 true true</title>" in done.stdout
+    assert "CONSOLE" not in done.stderr
+    assert Path(page).exists()

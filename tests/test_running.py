@@ -1,0 +1,269 @@
+"""Long runs: chunks, data, callbacks, saving, resuming, interruptions and damaged files."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bilax
+from bilax.checkpoint import steps_saved
+from tests.problems import toy
+
+PROBLEM = bilax.Problem(
+    lambda x, y, t: jnp.sum((y - t) ** 2) + 0.1 * jnp.sum(x**2),
+    lambda x, y, t: jnp.sum(jnp.cosh(y - x)) + 0.1 * jnp.sum(y**4),
+)
+METHOD, OPTIMIZER = bilax.iaptt_gm(4, 0.1), optax.adam(1e-2)
+X0, Y0 = jnp.asarray([1.0, -0.5]), jnp.asarray([0.3, 0.2])
+
+
+def noise(step, key):
+    return (jax.random.normal(key, (2,)),)
+
+
+def run(steps=60, data=noise, **options):
+    return bilax.solve(PROBLEM, METHOD, X0, Y0, steps=steps, optimizer=OPTIMIZER, data=data, **options)
+
+
+def assert_same(a, b):
+    jax.tree.map(
+        np.testing.assert_array_equal, (a.x, a.y, a.z, a.upper, a.history), (b.x, b.y, b.z, b.upper, b.history)
+    )
+    assert a.status is b.status
+
+
+def test_chunks_give_the_same_bits_as_one_call():
+    assert_same(run(), run(callbacks=[lambda state, history: None]))
+
+
+def test_an_iterable_of_batches_equals_the_same_data_traced():
+    keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(61)]
+    batches = [noise(0, key) for key in keys]
+    whole, listed = run(), run(data=batches)
+    np.testing.assert_allclose(listed.history.upper, whole.history.upper, rtol=1e-12)
+    assert_same(listed, run(data=iter(batches)))
+    short = run(data=batches[:25])
+    assert short.status is bilax.Status.data_ended
+    assert short.steps == 25
+
+    def broken():
+        yield from batches[:10]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match=r"reading the data failed.*disk is gone"):
+        run(data=broken())
+
+
+def test_progress_prints_plain_lines_without_a_terminal(capsys):
+    run(progress=True)
+    err = capsys.readouterr().err
+    assert "step 60/60" in err
+    assert "upper" in err
+    run()
+    assert capsys.readouterr().err == ""
+
+
+def test_callbacks_may_stop_the_run_and_may_fail(tmp_path):
+    seen = []
+
+    def stop_at_once(state, history):
+        seen.append((int(state.step), len(history.upper)))
+        return True
+
+    stopped = run(callbacks=[stop_at_once])
+    assert stopped.status is bilax.Status.stopped_by_callback
+    assert seen == [(stopped.steps, stopped.steps)]
+
+    def fails(state, history):
+        raise KeyError("oops")
+
+    with pytest.warns(UserWarning, match="callback .*fails.* failed and was passed over.*oops"):
+        assert run(callbacks=[fails]).steps == 60
+    with pytest.raises(KeyError, match="oops"):
+        run(callbacks=[fails], strict_callbacks=True)
+
+    early = bilax.EarlyStopping(lambda x, y: 1.0, patience=5)
+    assert run(callbacks=[early]).status is bilax.Status.stopped_by_callback
+    assert early.best == 1.0
+    run(callbacks=[bilax.JsonLines(tmp_path / "log.jsonl")])
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 60
+    assert {"upper", "lower", "residual", "k_bar", "grad_x_norm", "grad_z_norm"} < set(lines[-1])
+
+
+def test_tensorboard_gets_every_step(tmp_path):
+    pytest.importorskip("tensorboardX")
+    run(callbacks=[bilax.TensorBoard(tmp_path)])
+    assert next(tmp_path.glob("events*")).stat().st_size > 60 * 20
+
+
+def test_time_limit():
+    assert run(steps=10**6, time_limit=0.0).status is bilax.Status.time_limit
+
+
+@pytest.mark.parametrize("data", [noise, [noise(0, jax.random.key(i)) for i in range(80)]], ids=["traced", "iterable"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, data):
+    whole = run(data=data, saving=bilax.Saving(tmp_path / "a", every_steps=20))
+    part = run(steps=35, data=data, saving=bilax.Saving(tmp_path / "b", every_steps=20))
+    assert part.steps == 35
+    assert_same(run(data=data, saving=bilax.Saving(tmp_path / "b", every_steps=20), resume=True), whole)
+    # Resuming a finished run computes nothing more and gives the same.
+    assert_same(run(data=data, saving=bilax.Saving(tmp_path / "b", every_steps=20), resume=True), whole)
+    assert_same(run(data=data, saving=bilax.Saving(tmp_path / "c"), resume=True), whole)
+
+
+def test_only_the_last_and_the_best_checkpoints_are_kept(tmp_path):
+    solution = run(saving=bilax.Saving(tmp_path, every_steps=5, keep=2))
+    kept = steps_saved(tmp_path)
+    assert kept[-2:] == [55, 60]
+    multiples = solution.history.upper[4::5]
+    assert len(kept) == 2 or kept[0] == 5 * (1 + int(np.argmin(multiples)))
+
+
+def test_another_configuration_refuses_to_resume_and_says_what_differs(tmp_path):
+    saving = bilax.Saving(tmp_path, every_steps=20)
+    run(steps=20, saving=saving)
+    with pytest.raises(FileExistsError, match=r"already holds a run.*resume=True"):
+        run(saving=saving)
+
+    def resume(method=METHOD, x0=X0, optimizer=OPTIMIZER, **options):
+        return bilax.solve(
+            PROBLEM, method, x0, Y0, steps=60, optimizer=optimizer, data=noise, saving=saving, resume=True, **options
+        )
+
+    with pytest.raises(bilax.ConfigurationError, match=r"method: saved .*inner_steps=4.*now .*inner_steps=5"):
+        resume(method=bilax.iaptt_gm(5, 0.1))
+    with pytest.raises(bilax.ConfigurationError, match="x0: saved"):
+        resume(x0=X0 + 1)
+    with pytest.raises(bilax.ConfigurationError, match="optimisers"):
+        resume(optimizer=optax.adam(2e-2))
+    with pytest.raises(bilax.ConfigurationError, match="key: saved"):
+        resume(key=jax.random.key(3))
+    assert resume().steps == 60
+    with pytest.raises(ValueError, match="resume=True needs saving"):
+        run(resume=True)
+
+
+def damage(path: Path, how: str) -> None:
+    victim = max(
+        (p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"), key=lambda p: p.stat().st_size
+    )
+    content = bytearray(victim.read_bytes())
+    if how == "truncated":
+        victim.write_bytes(content[: len(content) // 2])
+    elif how == "bit flipped":
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    elif how == "file gone":
+        victim.unlink()
+    else:
+        (path / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("how", ["truncated", "bit flipped", "file gone", "manifest cut"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
+    whole = run()
+    saving = bilax.Saving(tmp_path, every_steps=20)
+    run(steps=40, saving=saving)
+    damage(tmp_path / "step-000000040", how)
+    with pytest.warns(UserWarning, match="step-000000040 is damaged.*older one is used"):
+        assert_same(run(saving=saving, resume=True), whole)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_call(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write to the folder.*Choose a folder"):
+        run(saving=bilax.Saving(tmp_path / "file" / "run"))
+    with pytest.raises(ValueError, match="every_steps"):
+        bilax.Saving(tmp_path, every_steps=0)
+    if os.path.isdir("/proc/self"):
+        with pytest.raises(OSError, match="cannot write to the folder"):
+            run(saving=bilax.Saving("/proc/self/bilax"))
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(tmp_path):
+    """A limit on the size of files, set after the first save, stands for the full disk."""
+    saving = bilax.Saving(tmp_path, every_steps=20)
+    run(steps=20, saving=saving)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.warns(UserWarning, match="could not save step .*last step that is safe is 20"):
+            full = run(saving=saving, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert steps_saved(tmp_path) == [20]
+    assert not list(tmp_path.glob(".writing-*"))
+    assert_same(run(saving=saving, resume=True), full)
+
+
+CHILD = """
+import sys, numpy as np, jax
+jax.config.update("jax_enable_x64", True)
+from tests.test_running import run, bilax
+steps, folder = int(sys.argv[1]), sys.argv[2]
+solution = run(steps=steps, saving=bilax.Saving(folder, every_steps=5, every_seconds=None), resume=True)
+print(solution.status.name, np.asarray(solution.x).tobytes().hex(), np.asarray(solution.history.upper).tobytes().hex())
+"""
+
+
+def child(steps: int, folder: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", CHILD, str(steps), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+
+
+def test_killed_runs_end_bit_identical(tmp_path):
+    """kill −9 at random moments, during saves too: one run, killed again and again, then left to end."""
+    steps, rng = 400, random.Random(0)
+    whole = run(steps=steps)
+    expected = ["step_limit", np.asarray(whole.x).tobytes().hex(), whole.history.upper.tobytes().hex()]
+    kills = int(os.environ.get("BILAX_KILLS", "5"))
+    for _ in range(kills):
+        before = steps_saved(tmp_path)
+        process = child(steps, tmp_path)
+        deadline = time.monotonic() + 120
+        while steps_saved(tmp_path) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.15))
+        process.kill()
+        process.communicate()
+        assert steps_saved(tmp_path)[-1] < steps, "the run ended before it could be killed"
+    out, _ = child(steps, tmp_path).communicate(timeout=300)
+    assert out.split() == expected
+
+
+def test_sigterm_saves_and_ends(tmp_path):
+    process = child(10**9, tmp_path)
+    while not steps_saved(tmp_path) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert out.startswith("terminated")
+    reached = len(bytes.fromhex(out.split()[2])) // 8
+    assert steps_saved(tmp_path)[-1] == reached
+
+
+def test_memory_stays_flat_over_many_steps():
+    """Beyond the history, 100,000 outer steps need no more than 10,000 do."""
+    solve = {"method": bilax.iaptt_gm(4, 5e-4), "x0": 5.0, "y0": 1.0, "optimizer": optax.sgd(0.1), "time_limit": 1e9}
+    problem = toy().problem
+    bilax.solve(problem, steps=10_000, **solve)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    solution = bilax.solve(problem, steps=100_000, **solve)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert solution.steps == 100_000
+    history = sum(leaf.nbytes for leaf in jax.tree.leaves(solution.history))
+    assert grown < 6 * history + 32e6
