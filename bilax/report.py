@@ -26,7 +26,7 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th, td { white-space: nowrap; padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 td.number { text-align: right; } img { max-width: 100%; height: auto; background: white; border-radius: 4px; }
 details { margin: .5rem 0; } summary { cursor: pointer; } .failed { color: #c0392b; font-weight: 600; }
 @media print { body { max-width: none; } details > * { display: block; } .scroll { overflow: visible; } }
@@ -144,7 +144,9 @@ def _curves(records: Sequence[RunRecord]) -> bytes:
             values = record.history.get(name, np.zeros(0))
             # No picture shows more points than it has pixels.
             stride = max(1, len(values) // 2000)
-            ax.plot(np.arange(len(values))[::stride], values[::stride], label=record.name, lw=1.3)
+            # k̄ jumps; a line through it would fill the picture.
+            style: dict[str, Any] = {"ls": "", "marker": ".", "ms": 2} if name == "k_bar" else {"lw": 1.3}
+            ax.plot(np.arange(len(values))[::stride], values[::stride], label=record.name, **style)
         ax.set_title(title)
         if name == "residual" and any(np.any(record.history.get(name, np.zeros(0)) > 0) for record in records):
             ax.set_yscale("log")

@@ -32,7 +32,8 @@ class RunRecord(NamedTuple):
     @property
     def name(self) -> str:
         """How a report calls the run."""
-        return self.folder.name
+        folder = self.folder.absolute()
+        return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
