@@ -26,7 +26,8 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { white-space: nowrap; padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th, td { white-space: nowrap; padding: .3rem .7rem; }
+th, td { border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 td.number { text-align: right; } img { max-width: 100%; height: auto; background: white; border-radius: 4px; }
 details { margin: .5rem 0; } summary { cursor: pointer; } .failed { color: #c0392b; font-weight: 600; }
 @media print { body { max-width: none; } details > * { display: block; } .scroll { overflow: visible; } }
