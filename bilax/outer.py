@@ -162,6 +162,8 @@ def multistart(
     x0s, y0s = check_inside("x0s", x0s, _Each(problem.x_set)), check_inside("y0s", y0s, _Each(problem.y_set))
     x0, y0 = jax.tree.map(lambda leaf: leaf[0], (x0s, y0s))
     loop, _, _ = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record)
+    if isinstance(loop.data, Batches):
+        raise TypeError("multistart takes data as a tuple or as a function (step, key) -> tuple, not as an iterable.")
     return jax.device_get(_run_many(loop, x0s, y0s, _key(key), steps))
 
 
@@ -290,7 +292,7 @@ def finish(loop: Loop, state: State, ended: Any, batch: Any = None) -> tuple[Poi
     point, info = _evaluate(loop, state.x, state.z, _data(loop, state.step, state.key) if batch is None else batch)
     health = _health(point, info, ())
     ended = jnp.where(state.status == Status.running, ended, state.status)
-    failed = (ended == Status.diverged) | (ended == Status.non_finite) | (ended == Status.linear_solve_failed)
+    failed = jnp.isin(ended, jnp.asarray([status for status in Status if status.failed]))
     keep = (health == Status.running) & ~failed
     status = jnp.where(keep | failed, ended, health)
     return jax.tree.map(lambda new, old: jnp.where(keep, new, old), point, state.good), status
