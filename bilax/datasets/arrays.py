@@ -34,18 +34,16 @@ def read_npz(path: Path) -> Examples:
     if not path.exists():
         raise DataError(f"{path} does not exist.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is a single array, not an .npz file. Save it with np.savez(path, x=x, y=y).")
-            missing = {"x", "y"} - set(file.files)
-            if missing:
-                raise DataError(f"{path}: lacks the array {sorted(missing)[0]!r}; it holds {sorted(file.files)}.")
-            x, y = file["x"], file["y"]
-    except DataError:
-        raise
+        content = np.load(path, allow_pickle=False)
+        arrays = {"x": content} if isinstance(content, np.ndarray) else {name: content[name] for name in content.files}
     except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
         raise DataError(f"{path}: cannot be read as an .npz file without pickled objects ({error}).") from error
-    return _checked(x, y, path)
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(
+                f"{path}: lacks the array {name!r}; it holds {sorted(arrays)}. Save it with np.savez(path, x=x, y=y)."
+            )
+    return _checked(arrays["x"], arrays["y"], path)
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -43,7 +44,7 @@ def parse_idx(content: bytes, axes: int, where: str) -> np.ndarray:
             f"starts with 00 00 08 {axes:02x}."
         )
     shape = struct.unpack(f">{axes}I", content[4:header])
-    expected = header + int(np.prod(shape, dtype=np.int64))
+    expected = header + math.prod(shape)
     if len(content) != expected:
         problem = "is cut off" if len(content) < expected else "has bytes left over"
         raise DataError(
