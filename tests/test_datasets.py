@@ -96,7 +96,7 @@ def test_images_and_labels_must_match(tmp_path):
     images, labels = tmp_path / "images", tmp_path / "labels"
     images.write_bytes(idx(np.zeros((3, 2, 2))))
     labels.write_bytes(idx(np.array([0, 1])))
-    with pytest.raises(DataError, match="images holds 3 images, but .*labels holds 2"):
+    with pytest.raises(DataError, match=r"images holds 3 images, but .*labels holds 2"):
         read_pair(images, labels, 10)
     labels.write_bytes(idx(np.array([0, 11, 1])))
     with pytest.raises(DataError, match=r"labels: label 1 \(byte 9\) is 11, outside 0..9"):
@@ -378,7 +378,7 @@ def test_files_that_are_no_npz(tmp_path):
 def test_trusted_data_must_fit():
     data = examples(np.zeros((4, 2, 2)), np.array([0, 1, 2, 3]))
     name, other = Path("trusted.npz"), Path("mine.npz")
-    with pytest.raises(DataError, match="trusted.npz: y holds no example of class 2, 3"):
+    with pytest.raises(DataError, match=r"trusted.npz: y holds no example of class 2, 3"):
         check_trusted(name, data.take(np.array([0, 1])), other, data, 4)
     with pytest.raises(DataError, match=r"shape \(4,\), but those of mine.npz have \(2, 2\)"):
         check_trusted(name, data._replace(shape=(4,)), other, data, 4)

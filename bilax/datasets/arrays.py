@@ -13,7 +13,7 @@ class Examples(NamedTuple):
     """Inputs, flattened, with their labels."""
 
     inputs: Float[np.ndarray, "n d"]
-    labels: Int[np.ndarray, "n"]
+    labels: Int[np.ndarray, " n"]
     shape: tuple[int, ...]
     """of one input before flattening; (height, width) for pictures"""
 

@@ -57,7 +57,7 @@ def _fetch_part(
                 raise DataError(f"its unpacked content has SHA-256 {found}, expected {sha256}")
         except DataError as error:
             # A broken connection leaves a good beginning behind; content that came whole but wrong is of no use.
-            if not isinstance(error, Interrupted):
+            if not isinstance(error, InterruptedDownloadError):
                 partial.unlink(missing_ok=True)
             failures.append(f"  {address}: {error}")
             continue
@@ -70,7 +70,7 @@ def _fetch_part(
     )
 
 
-class Interrupted(DataError):
+class InterruptedDownloadError(DataError):
     """The connection failed; a later attempt can go on from here."""
 
 
@@ -86,10 +86,10 @@ def download(address: str, partial: Path, advance: Advance = lambda done, total:
             if error.code == 416 and partial.exists():
                 partial.unlink()
                 continue
-            raise Interrupted(f"the server answered {error.code} {error.reason}") from error
+            raise InterruptedDownloadError(f"the server answered {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
             problem = error
-    raise Interrupted(f"gave up after {ATTEMPTS} attempts: {problem}")
+    raise InterruptedDownloadError(f"gave up after {ATTEMPTS} attempts: {problem}")
 
 
 def _continue(address: str, partial: Path, advance: Advance) -> bool:

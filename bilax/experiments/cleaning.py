@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     """labels as columns of zeros and a one"""
     val_inputs: Float[Array, "m d"]
     val_targets: Float[Array, "c m"]
-    rows: Int[Array, "n"] | None = None
+    rows: Int[Array, " n"] | None = None
     """which entries of x weigh the training examples; None for all, in order"""
 
 
@@ -99,7 +99,7 @@ def network(key: Array, inputs: int, classes: int, hidden: int = 300) -> PyTree:
     return tuple(layer(k, *pair) for k, pair in zip(keys, itertools.pairwise(sizes), strict=True))
 
 
-def cross_entropy(scores: Float[Array, "c n"], targets: Float[Array, "c n"]) -> Float[Array, "n"]:
+def cross_entropy(scores: Float[Array, "c n"], targets: Float[Array, "c n"]) -> Float[Array, " n"]:
     """−log softmax(scores) at the targets."""
     return jax.nn.logsumexp(scores, axis=0) - jnp.sum(targets * scores, axis=0)
 
@@ -166,8 +166,8 @@ def split(
 
 
 def corrupt(
-    labels: Int[np.ndarray, "n"], share: float, classes: int, seed: int, may_keep: bool = False
-) -> Int[np.ndarray, "n"]:
+    labels: Int[np.ndarray, " n"], share: float, classes: int, seed: int, may_keep: bool = False
+) -> Int[np.ndarray, " n"]:
     """Replaces a share of the labels, drawn without replacement, by wrong ones (or by any, with `may_keep`)."""
     if not 0 <= share < 1:
         raise ValueError(f"corrupted must be a share in [0, 1), got {share}.")
@@ -293,7 +293,7 @@ def outer_step(phi: bilax.Phi, optimizer: Any, z_optimizer: Any, carry: PyTree, 
     return x, z, (x_memory, z_memory)
 
 
-def found(x: Float[Array, "n"], right: Array) -> tuple[Array, Array, Array]:
+def found(x: Float[Array, " n"], right: Array) -> tuple[Array, Array, Array]:
     """Precision, recall and F1 of "σ(x_i) ≥ 0.5 means clean" against the truth `right`."""
     said = x >= 0
     both = jnp.sum(said & right)
@@ -309,10 +309,10 @@ def flat(run: Run, patience: int) -> bool:
     return all(np.ptp(values[recent].mean(axis=1)) < 1e-3 for values in (run.scores.held_y, run.scores.f1))
 
 
-def targets(labels: Int[Array, "n"], classes: int) -> Float[Array, "c n"]:
+def targets(labels: Int[Array, " n"], classes: int) -> Float[Array, "c n"]:
     """Labels as columns of zeros and a one."""
     return jax.nn.one_hot(labels, classes, axis=0)
 
 
-def _accuracy(scores: Float[Array, "c n"], labels: Int[Array, "n"]) -> Array:
+def _accuracy(scores: Float[Array, "c n"], labels: Int[Array, " n"]) -> Array:
     return jnp.mean(jnp.argmax(scores, axis=0) == labels)
