@@ -207,7 +207,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(rest[: len(rest) // 2] if behaviour == "cut" else rest)
         return None
 
-    def log_message(self, *_):
+    def log_message(self, format, *args):
         pass
 
 

@@ -122,15 +122,15 @@ def load(name: str, folder: Path | None = None) -> tuple[Examples, Examples]:
         from bilax.datasets.fetching import fetch
 
         files = fetch(name)
-    train, test = read_pair(*files[:2], CLASSES), read_pair(*files[2:], CLASSES)
+    train, test = (read_pair(images, labels, CLASSES) for images, labels in (files[:2], files[2:]))
     return examples(*train), examples(*test)
 
 
 def _digits() -> tuple[Examples, Examples]:
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    data = examples((bunch.images / 16).astype(np.float32), bunch.target)
+    inputs, labels = load_digits(return_X_y=True)
+    data = examples((inputs / 16).reshape(-1, 8, 8), labels)
     test = np.arange(len(data.labels)) % 4 == 0
     return data.take(np.flatnonzero(~test)), data.take(np.flatnonzero(test))
 
