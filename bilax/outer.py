@@ -19,7 +19,14 @@ from bilax.solution import BilevelError, History, Solution, Status
 Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]]
 """A tuple that both objectives get after (x, y), or a function (step, key) -> such a tuple, which is traced."""
 
+Record = Callable[[PyTree, PyTree, Info], PyTree]
+"""(x, z, info) -> a tree of small arrays, taken at each outer step"""
+
 _SGD = optax.sgd(0.1)
+
+
+def _record_nothing(x: PyTree, z: PyTree, info: Info) -> PyTree:
+    return ()
 
 
 class Loop(NamedTuple):
@@ -30,6 +37,7 @@ class Loop(NamedTuple):
     z_optimizer: optax.GradientTransformation
     data: Data
     tolerance: float | None
+    record: Record
 
 
 class Point(NamedTuple):
@@ -69,6 +77,7 @@ def solve(
     data: Data = (),
     key: Array | None = None,
     tolerance: float | None = None,
+    record: Record = _record_nothing,
     throw: bool = False,
 ) -> Solution:
     """Minimises φ(x, z) over x in X and, for auxiliary starts, z in Y, from (x0, y0): Algorithm 1.
@@ -78,12 +87,13 @@ def solve(
     - `data`: a tuple that the objectives get after (x, y), or a traced function (step, key) -> such a tuple.
     - `key`: makes a run with random data repeatable.
     - `tolerance`: end as converged once the residual and the relative outer step are below it.
+    - `record`: a function (x, z, info) of each outer step whose values come back in `history.record`.
     - `throw`: raise `BilevelError` where a run breaks off; otherwise look at `solution.status`.
 
     Whatever happens, the solution is the last point at which φ and its gradient were finite. A second call
     with the same problem, method and optimiser objects and the same shapes compiles nothing.
     """
-    loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance)
+    loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record)
     solution = _run(loop, x0, y0, _key(key), steps)
     solution = jax.device_get(solution).trimmed()
     if throw and solution.status.failed:
@@ -103,6 +113,7 @@ def multistart(
     data: Data = (),
     key: Array | None = None,
     tolerance: float | None = None,
+    record: Record = _record_nothing,
 ) -> Solution:
     """`solve` from many starts at once: every leaf of x0s and y0s has a leading axis, one entry per start.
 
@@ -118,7 +129,7 @@ def multistart(
     x0s, y0s = check_point("x0s", x0s, may_be_empty=True), check_point("y0s", y0s)
     x0s, y0s = check_inside("x0s", x0s, _Each(problem.x_set)), check_inside("y0s", y0s, _Each(problem.y_set))
     x0, y0 = jax.tree.map(lambda leaf: leaf[0], (x0s, y0s))
-    loop, _, _ = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance)
+    loop, _, _ = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record)
     return jax.device_get(_run_many(loop, x0s, y0s, _key(key), steps))
 
 
@@ -144,6 +155,7 @@ def _prepare(
     z_optimizer: optax.GradientTransformation | None,
     data: Data,
     tolerance: float | None,
+    record: Record,
 ) -> tuple[Loop, PyTree, PyTree]:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
@@ -168,7 +180,7 @@ def _prepare(
         raise TypeError(f"data(step, key) must return a tuple, got {type(example)}.")
     check_objectives(problem, x0, y0, example)
     phi = approximate(problem, method)
-    return Loop(phi, optimizer, z_optimizer or optimizer, data, tolerance), x0, y0
+    return Loop(phi, optimizer, z_optimizer or optimizer, data, tolerance, record), x0, y0
 
 
 def _key(key: Array | None) -> Array:
@@ -252,9 +264,8 @@ def _outer_step(loop: Loop, state: State) -> tuple[State, History]:
         still = (moved <= loop.tolerance * (1 + optax.tree.norm((x, z)))) & (info.residual <= loop.tolerance)
         status = jnp.where(ok & still, Status.converged, status)
 
-    entry = History(
-        point.upper, info.lower, info.residual, info.k_bar, optax.tree.norm(grad_x), optax.tree.norm(grad_z)
-    )
+    norms = optax.tree.norm(grad_x), optax.tree.norm(grad_z)
+    entry = History(point.upper, info.lower, info.residual, info.k_bar, *norms, loop.record(x, z, info))
     entry = jax.tree.map(jnp.asarray, entry)
     after = State(x_next, z_next, (x_memory, z_memory), state.key, state.step + 1, status, point)
     stay = state._replace(status=status)

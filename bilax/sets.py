@@ -81,7 +81,10 @@ class Ball(eqx.Module):
 
     def project(self, v: PyTree) -> PyTree:
         """Shrinks `v` to the sphere where it lies outside."""
-        return optax.projections.projection_l2_ball(v, self.radius)
+        squares = optax.tree.norm(v, squared=True)
+        outside = squares > self.radius**2
+        scale = jnp.where(outside, self.radius / jnp.sqrt(jnp.where(outside, squares, 1)), 1)
+        return jax.tree.map(lambda leaf: (scale * leaf).astype(leaf.dtype), v)
 
 
 class Simplex(eqx.Module):

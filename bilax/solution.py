@@ -72,6 +72,8 @@ class History(NamedTuple):
     grad_x_norm: Any
     grad_z_norm: Any
     """zero for starts that are not optimised"""
+    record: Any = ()
+    """what `solve(record=...)` returned"""
 
 
 class Solution(eqx.Module):
@@ -123,5 +125,5 @@ class Solution(eqx.Module):
     def trimmed(self) -> "Solution":
         """With plain numbers for status and steps, and a history as long as the run."""
         steps = int(self.steps)
-        history = History(*(np.asarray(leaf)[:steps] for leaf in self.history))
+        history = jax.tree.map(lambda leaf: np.asarray(leaf)[:steps], self.history)
         return dataclasses.replace(self, status=Status(int(self.status)), steps=steps, history=history)

@@ -158,6 +158,7 @@ def to_plain(value: Any, digits: int = 7) -> Any:
 def plt() -> Any:
     """pyplot without a screen, in this project's style."""
     import matplotlib
+    from cycler import cycler
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as pyplot
@@ -175,7 +176,7 @@ def plt() -> Any:
             "legend.frameon": False,
             "lines.linewidth": 1.6,
             # Okabe and Ito's colours, which colour-blind readers can tell apart.
-            "axes.prop_cycle": matplotlib.cycler(
+            "axes.prop_cycle": cycler(
                 color=["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
             ),
         }

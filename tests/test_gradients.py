@@ -1,0 +1,293 @@
+"""Every derivative rule against finite differences, against the others and against closed forms, in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bilax
+from tests.problems import Case, central_difference, directions, neural, quadratic, toy
+
+K = 7
+EXACT = {
+    "reverse": bilax.Reverse(),
+    "checkpointed": bilax.Reverse(checkpoint=True),
+    "window": bilax.Reverse(window=K),
+    "forward": bilax.Forward(),
+}
+DYNAMICS = {
+    "descent": lambda a: bilax.GradientDescent(a),
+    "descent, sequence": lambda a: bilax.GradientDescent([a / (1 + 0.1 * k) for k in range(K)]),
+    "descent, schedule": lambda a: bilax.GradientDescent(lambda k: a / (1 + 0.1 * k)),
+    "nesterov": lambda a: bilax.Nesterov(a, "paper"),
+    "fista": lambda a: bilax.Nesterov(a, "fista"),
+    "aggregated": lambda a: bilax.Aggregated(a, 0.4),
+    "optax": lambda a: bilax.FromOptax(optax.adam(a, eps_root=1e-8)),
+}
+SELECT = {"last": bilax.Last(), "pessimistic": bilax.pessimistic()}
+CASES = {
+    "toy, interior": toy(),
+    "toy, bound active all along": toy(1.3, 2.0, 0.9),
+    "toy, bound reached on the way": toy(1.3, -1.9, 0.9),
+    "quadratic": quadratic()[0],
+    "neural": neural(),
+}
+
+
+def gradients(case: Case, method: bilax.Method):
+    phi = bilax.approximate(case.problem, method)
+    (value, info), grads = jax.jit(jax.value_and_grad(phi, (0, 1), has_aux=True))(case.x, case.z, *case.data)
+    return value, info, grads
+
+
+def value_of(case: Case, method: bilax.Method):
+    phi = bilax.approximate(case.problem, method)
+    return jax.jit(lambda pair: phi(*pair, *case.data)[0])
+
+
+def assert_close(a, b, rtol):
+    scale = max(1e-3, *(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves((a, b))))
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=0, atol=rtol * scale), a, b)
+
+
+COMBINATIONS = [
+    (case, dynamics, select)
+    for case, dynamics, select in itertools.product(CASES, DYNAMICS, SELECT)
+    # The three kinds of step length differ in one look-up; the small example is enough to tell them apart.
+    if case.startswith("toy") or dynamics not in ("descent, sequence", "descent, schedule")
+]
+
+
+@pytest.mark.parametrize(("case", "dynamics", "select"), COMBINATIONS, ids=lambda v: v.replace(" ", "-"))
+def test_exact_rules_agree_with_differences_and_each_other(case, dynamics, select):
+    problem = CASES[case]
+    methods = {
+        name: bilax.Method(K, DYNAMICS[dynamics](problem.step_size), SELECT[select], rule)
+        for name, rule in EXACT.items()
+    }
+    value, info, expected = gradients(problem, methods["reverse"])
+    assert jnp.isfinite(value)
+    assert 1 <= int(info.k_bar) <= K
+    for name in ("checkpointed", "window", "forward"):
+        other_value, other_info, actual = gradients(problem, methods[name])
+        assert int(other_info.k_bar) == int(info.k_bar)
+        np.testing.assert_allclose(other_value, value, rtol=1e-12)
+        assert_close(actual, expected, 1e-10)
+
+    function = value_of(problem, methods["reverse"])
+    for seed, which in itertools.product(range(2), (0, 1)):
+        pair = [jax.tree.map(jnp.zeros_like, part) for part in (problem.x, problem.z)]
+        pair[which] = directions((problem.x, problem.z)[which], seed)
+        measured = central_difference(function, (problem.x, problem.z), tuple(pair), 1e-5)
+        claimed = optax.tree.vdot(expected, tuple(pair))
+        np.testing.assert_allclose(claimed, measured, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("start", ["fixed", "warm", "auxiliary"])
+@pytest.mark.parametrize("case", ["toy, interior", "neural"])
+@pytest.mark.parametrize("select", list(SELECT))
+def test_starts_move_by_the_gradient_of_phi(case, select, start):
+    """One outer step of gradient descent is the gradient itself, for x and, with an auxiliary, for z."""
+    problem, rate = CASES[case], 1e-3
+    method = bilax.Method(K, bilax.GradientDescent(problem.step_size), SELECT[select], start=start)
+    solution = bilax.solve(
+        problem.problem, method, problem.x, problem.z, steps=1, optimizer=optax.sgd(rate), data=problem.data
+    )
+    _, info, (grad_x, grad_z) = gradients(problem, method)
+    assert_close(jax.tree.map(lambda a, b: (a - b) / rate, problem.x, solution.x), grad_x, 1e-9)
+    expected = {
+        "fixed": problem.z,
+        "warm": info.y_last,
+        "auxiliary": jax.tree.map(lambda z, g: z - rate * g, problem.z, grad_z),
+    }
+    assert_close(solution.z, expected[start], 1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6])
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("select", list(SELECT))
+def test_window_equals_the_gradient_of_the_last_steps(window, checkpoint, select):
+    """A window differentiates as if the trajectory began, constant, `window` steps before k̄."""
+    case = neural()
+    cut = bilax.Method(
+        K, bilax.GradientDescent(case.step_size), SELECT[select], bilax.Reverse(window, checkpoint=checkpoint)
+    )
+    _, info, (grad_x, grad_z) = gradients(case, cut)
+    k_bar = int(info.k_bar)
+    before = case.z
+    if k_bar > window:
+        head = bilax.rhg(k_bar - window, case.step_size)
+        before = bilax.approximate(case.problem, head)(case.x, case.z, *case.data)[1].y_last
+        assert optax.tree.norm(grad_z) == 0
+    _, _, (expected, _) = gradients(case._replace(z=before), bilax.rhg(min(window, k_bar), case.step_size))
+    assert_close(grad_x, expected, 1e-10)
+
+
+def test_k_bar_is_the_first_maximum_and_counts_from_one():
+    case = toy(5.0, 1.0, 5e-3)
+    values = [
+        float(bilax.approximate(case.problem, bilax.rhg(k, case.step_size))(case.x, case.z)[0]) for k in range(1, K + 1)
+    ]
+    for x, z, expected in [(5.0, 1.0, int(np.argmax(values)) + 1), (5.0, 0.0, K), (5.0, -0.5, 1)]:
+        _, info = bilax.approximate(case.problem, bilax.iaptt_gm(K, case.step_size))(x, z)
+        assert int(info.k_bar) == expected
+    # A constant score is a tie everywhere: the first index wins, also without a gradient being taken.
+    tie = bilax.Method(K, bilax.GradientDescent(0.1), bilax.ArgMax(lambda follower, y: 0.0 * y))
+    assert int(bilax.approximate(case.problem, tie)(5.0, 1.0)[1].k_bar) == 1
+    assert int(gradients(case, tie)[1].k_bar) == 1
+
+
+@pytest.mark.parametrize(
+    "y_set", [bilax.Reals(), bilax.Box(-0.3, 0.4), bilax.NonNegative(), bilax.Ball(0.5), bilax.Simplex()]
+)
+def test_implicit_rules_reach_the_derivative_of_the_solution(y_set):
+    """With the follower solved, CG, GMRES and Neumann give what differentiating the solution map gives."""
+    case, closed_form = quadratic()
+    case = case._replace(
+        problem=bilax.Problem(case.problem.upper, case.problem.lower, y_set=y_set), z=jnp.full(4, 0.25)
+    )
+    solved = bilax.rhg(2000, 0.2)
+    function = value_of(case, solved)
+    direction = directions(case.x, 3)
+    expected = central_difference(lambda x: function((x, case.z)), case.x, direction)
+    if isinstance(y_set, bilax.Reals):
+        np.testing.assert_allclose(direction @ closed_form(case.x), expected, rtol=1e-8)
+    methods = {
+        "ls": bilax.ls(2000, 0.2, tolerance=1e-12, max_steps=200),
+        "ns": bilax.ns(2000, 0.2, terms=2000),
+    }
+    for method in methods.values():
+        _, info, (grad_x, grad_z) = gradients(case, method)
+        assert bool(info.solved)
+        np.testing.assert_allclose(direction @ grad_x, expected, rtol=1e-7)
+        assert not np.any(grad_z)
+
+
+def test_implicit_rules_converge_to_the_closed_form():
+    case, closed_form = quadratic()
+    exact = closed_form(case.x)
+
+    def error(method):
+        return float(jnp.linalg.norm(gradients(case, method)[2][0] - exact))
+
+    by_steps = [error(bilax.ls(500, 0.2, tolerance=None, max_steps=steps)) for steps in (1, 2, 4)]
+    by_terms = [error(bilax.ns(500, 0.2, terms=terms)) for terms in (1, 5, 25, 125)]
+    assert by_steps[0] > by_steps[1] > by_steps[2]
+    assert by_steps[2] < 1e-9
+    assert by_terms[0] > by_terms[1] > by_terms[2] > by_terms[3]
+    assert by_terms[3] < 1e-6
+
+
+def test_a_linear_solve_that_stalls_says_so():
+    case, _ = quadratic()
+    method = bilax.ls(50, 0.2, tolerance=1e-10, max_steps=1)
+    *_, info, _ = gradients(case, method)
+    assert not bool(info.solved)
+    assert float(info.solve_error) > 1e-10
+    solution = bilax.solve(
+        case.problem, bilax.ls(50, 0.2, tolerance=1e-10, max_steps=1), case.x, case.z, data=case.data
+    )
+    assert solution.status is bilax.Status.linear_solve_failed
+    np.testing.assert_array_equal(solution.x, case.x)
+
+
+@pytest.mark.parametrize("case", ["toy, interior", "toy, bound active all along", "neural"])
+def test_finite_differences_approach_the_exact_step(case):
+    problem = CASES[case]
+    *_, exact = gradients(problem, bilax.one_step(problem.step_size))
+    errors = []
+    for epsilon in (1e-1, 1e-2, 1e-3):
+        *_, near = gradients(problem, bilax.one_step(problem.step_size, epsilon=epsilon))
+        errors.append(float(optax.tree.norm(jax.tree.map(jnp.subtract, near, exact))))
+    assert errors[2] <= 1e-6 * (1 + float(optax.tree.norm(exact)))
+    assert errors[1] <= errors[0]
+
+
+def test_first_order_and_displacement_are_what_they_say():
+    case = neural()
+    _, info, (grad_x, grad_z) = gradients(case, bilax.fomaml(K, case.step_size))
+
+    def upper(x, y):
+        return case.problem.upper(case.problem.view(x), y, *case.data)
+
+    assert_close((grad_x, grad_z), jax.grad(upper, (0, 1))(case.x, info.y), 1e-12)
+    *_, (_, grad_z) = gradients(case, bilax.reptile(K, case.step_size))
+    assert_close(grad_z, jax.tree.map(jnp.subtract, case.z, info.y), 1e-12)
+
+
+def test_maml_on_an_empty_leader_over_tasks():
+    """x = (), tasks as a vmap of φ: the gradient is the mean of the tasks' gradients."""
+    problem = bilax.Problem(lambda x, y, t: jnp.sum((y - t) ** 4), lambda x, y, t: jnp.sum(jnp.cosh(y - t)))
+    phi = bilax.approximate(problem, bilax.maml(5, 0.1))
+    tasks = jnp.linspace(-1, 1, 12).reshape(4, 3)
+    z = jnp.asarray([0.3, -0.2, 0.1])
+
+    def loss(z):
+        return jnp.mean(jax.vmap(lambda t: phi((), z, t)[0])(tasks))
+
+    expected = jnp.mean(jnp.stack([jax.grad(lambda z, t: phi((), z, t)[0])(z, t) for t in tasks]), 0)
+    np.testing.assert_allclose(jax.grad(loss)(z), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        jnp.vdot(jax.grad(loss)(z), jnp.ones(3)), central_difference(loss, z, jnp.ones(3)), rtol=1e-8
+    )
+
+
+@pytest.mark.parametrize("rule", [*EXACT.values(), bilax.Implicit(), bilax.Neumann(5)], ids=str)
+@pytest.mark.parametrize("select", list(SELECT))
+def test_vmap_equals_a_loop(rule, select):
+    """Also where each start has its own k̄."""
+    case = toy()
+    phi = bilax.approximate(case.problem, bilax.Method(K, bilax.GradientDescent(2e-2), SELECT[select], rule))
+    gradient = jax.value_and_grad(phi, (0, 1), has_aux=True)
+    xs, zs = jnp.linspace(1.5, 9.0, 6), jnp.linspace(-1.9, 1.7, 6)
+    (values, infos), grads = jax.vmap(gradient)(xs, zs)
+    if select == "pessimistic":
+        assert len(set(np.asarray(infos.k_bar).tolist())) > 1
+    for i in range(6):
+        (value, info), (gx, gz) = gradient(xs[i], zs[i])
+        np.testing.assert_allclose(values[i], value, rtol=1e-13)
+        np.testing.assert_allclose([grads[0][i], grads[1][i]], [gx, gz], rtol=1e-11, atol=1e-14)
+        assert int(infos.k_bar[i]) == int(info.k_bar)
+
+
+def test_context_is_a_chain_rule_and_data_can_be_differentiated():
+    case = neural()
+    method = bilax.iaptt_gm(K, case.step_size)
+    plain = bilax.Problem(
+        lambda x, y, *d: case.problem.upper(case.problem.view(x), y, *d),
+        lambda x, y, *d: case.problem.lower(case.problem.view(x), y, *d),
+    )
+    *_, with_context = gradients(case, method)
+    *_, without = gradients(case._replace(problem=plain), method)
+    assert_close(with_context, without, 1e-11)
+
+    phi = bilax.approximate(case.problem, method)
+
+    def of_targets(targets):
+        return phi(case.x, case.z, case.data[0], targets, *case.data[2:])[0]
+
+    direction = directions(case.data[1], 5)
+    np.testing.assert_allclose(
+        direction @ jax.grad(of_targets)(case.data[1]),
+        central_difference(of_targets, case.data[1], direction),
+        rtol=1e-7,
+    )
+
+
+def test_forward_over_the_gradient_gives_second_derivatives():
+    case = toy()
+    phi = bilax.approximate(case.problem, bilax.iaptt_gm(K, case.step_size))
+    slope = jax.grad(lambda x: phi(x, case.z)[0])
+    np.testing.assert_allclose(jax.jacfwd(slope)(case.x), central_difference(slope, case.x, 1.0), rtol=1e-7)
+
+
+def test_single_precision_keeps_its_type_through_every_dynamics():
+    case = toy()
+    x, z = jnp.asarray(5.0, jnp.float32), jnp.asarray(1.0, jnp.float32)
+    for make in DYNAMICS.values():
+        phi = bilax.approximate(case.problem, bilax.Method(K, make(0.01), bilax.pessimistic()))
+        value, grads = jax.value_and_grad(lambda x, z, phi=phi: phi(x, z)[0], (0, 1))(x, z)
+        assert {leaf.dtype for leaf in (value, *grads)} == {jnp.dtype("float32")}
