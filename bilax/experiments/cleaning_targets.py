@@ -174,7 +174,7 @@ def extremes(run: Run, parts: Split, count: int = 24) -> dict[str, Any]:
 def at_end(results: dict[str, Any], measure: str) -> tuple[float, float]:
     """Mean and standard deviation over the seeds at the last recording, per cent."""
     last = 100 * np.asarray(results["curves"][measure][-1])
-    return float(last.mean()), float(last.std(ddof=1)) if len(last) > 1 else 0.0
+    return float(last.mean()), _deviation(last)
 
 
 def at_chosen(results: dict[str, Any], measure: str) -> float:
@@ -184,51 +184,36 @@ def at_chosen(results: dict[str, Any], measure: str) -> float:
 
 
 def show_rows(title: str, data: str, runs: dict[str, dict[str, Any]]) -> None:
-    """Prints one row for each method: ours at the last iterate, the chosen iterate, and the paper's numbers."""
-    rows = []
+    """Prints ours at the last iterate beside the paper's numbers, then what else there is to know of each run."""
+    measures, details = [], []
     for name, results in runs.items():
-        paper = PAPER.get(data, {}).get(name)
         if "failed" in results:
-            rows.append((name, "broke off", *[""] * 8))
-            continue
-        if "curves" not in results:
-            accuracy = 100 * np.asarray(results["test"])
-            best = np.argmax(results["held"], axis=0)
-            mean = accuracy[best, np.arange(len(best))].mean()
-            spread = _spread(accuracy[-1].mean(), accuracy[-1].std(ddof=1) if len(best) > 1 else 0.0)
-            rows.append((name, spread, "", "", "", "", f"{mean:.2f}", "", "", ""))
-            continue
-        rows.append(
-            (
-                name,
-                _spread(*at_end(results, "test_z")),
-                _spread(*at_end(results, "test_y")),
-                _spread(*at_end(results, "f1")),
-                f"{at_end(results, 'precision')[0]:.2f}",
-                f"{at_end(results, 'recall')[0]:.2f}",
-                f"{at_chosen(results, 'test_z'):.2f} / {at_chosen(results, 'f1'):.2f}",
-                f"{paper[0]:.2f} / {paper[1]:.2f}" if paper else "",
-                f"{results['seconds']:.2f}",
-                str(results["steps"][-1]) + ("" if results["complete"] else " so far"),
-            )
-        )
-    columns = (
-        "method",
-        "acc. at z",
-        "acc. at y_K",
-        "F1",
-        "prec.",
-        "recall",
-        "chosen acc. / F1",
-        "paper",
-        "s/step",
-        "T",
-    )
-    show_table(title, columns, rows)
+            measures.append((name, "broke off", "", "", ""))
+            details.append((name, "", "", "", "", ""))
+        elif "test" in results:
+            last, best = 100 * np.asarray(results["test"])[-1], np.argmax(results["held"], axis=0)
+            chosen = 100 * np.asarray(results["test"])[best, np.arange(len(best))].mean()
+            measures.append((name, _spread(float(last.mean()), _deviation(last)), "", "", ""))
+            details.append((name, "", "", f"{chosen:.2f}", "", ""))
+        else:
+            paper = PAPER.get(data, {}).get(name)
+            at_last = [_spread(*at_end(results, measure)) for measure in ("test_z", "test_y", "f1")]
+            measures.append((name, *at_last, f"{paper[0]:.2f}, {paper[1]:.2f}" if paper else ""))
+            precision, recall = (f"{at_end(results, measure)[0]:.2f}" for measure in ("precision", "recall"))
+            chosen = f"{at_chosen(results, 'test_z'):.2f}, {at_chosen(results, 'f1'):.2f}"
+            steps = f"{results['steps'][-1]}{'' if results['complete'] else ' so far'}"
+            details.append((name, precision, recall, chosen, f"{results['seconds']:.2f}", steps))
+    show_table(title, ("method", "accuracy at z", "at y_K", "F1", "paper: acc., F1"), measures)
+    columns = ("method", "precision", "recall", "held-out choice: acc. at z, F1", "s/step", "T")
+    show_table("", columns, details)
 
 
 def _spread(mean: float, deviation: float) -> str:
     return f"{mean:.2f} ± {deviation:.2f}"
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
 @dataclasses.dataclass
@@ -396,7 +381,7 @@ class Figure3Right(Target):
     data: Annotated[str, Arg(help="data set")] = "mnist"
     folder: Annotated[Path | None, Arg(help="look for the data here first")] = None
     steps: Annotated[int, Arg(help="T, outer steps")] = 300
-    settings: Annotated[tuple[tuple[int, float], ...], Arg(help="pairs of K and α")] = ((50, 0.03), (5, 0.03))
+    settings: Annotated[tuple[tuple[int, float], ...], Arg(help="pairs of K and α")] = ((50, 0.03), (20, 0.15))
 
     name: ClassVar[str] = "figure-3-right"
 
