@@ -17,6 +17,7 @@ from bilax.experiments import cleaning
 from bilax.experiments.clean import Clean, demo, is_picture, weigh
 from bilax.experiments.cleaning import Batch, Outer, Split
 from bilax.experiments.cleaning_targets import Cleaning, Figure3Right, Table3, at_chosen, at_end, steps_to
+from bilax.experiments.roofline import roofline
 
 
 def blobs(seeds: int = 1, n: int = 90, classes: int = 3) -> Split:
@@ -324,6 +325,14 @@ def test_figure_3_right_in_small(tmp_path, capsys):
     Figure3Right(out=tmp_path, quick=True, data="digits", settings=((5, 0.03),)).main()
     assert "IA-GM(A) performs better than IA-GM" in capsys.readouterr().out.replace("\n", " ")
     assert (tmp_path / "figure-3-right-quick.png").exists()
+
+
+def test_roofline_measures_all_three_rates():
+    measured = roofline(examples=200, inner_steps=2, repeats=1)
+    rate = measured["matrix product, GFLOP/s"]
+    for name in ("forward", "forward and backward"):
+        assert 0 < measured[f"{name}, share"] < 1.5  # above 1 the count of operations would be wrong
+        assert measured[f"{name}, share"] == pytest.approx(measured[f"{name}, GFLOP/s"] / rate)
 
 
 def test_real_pictures_are_cleaned():
