@@ -21,6 +21,11 @@ class Examples(NamedTuple):
         """The examples with these indices."""
         return self._replace(inputs=self.inputs[rows], labels=self.labels[rows])
 
+    def join(self, other: "Examples") -> "Examples":
+        """These examples, then the other ones."""
+        inputs, labels = np.concatenate([self.inputs, other.inputs]), np.concatenate([self.labels, other.labels])
+        return Examples(inputs, labels, self.shape)
+
 
 def examples(inputs: np.ndarray, labels: np.ndarray) -> Examples:
     """Bytes become numbers in [0, 1]; other inputs keep their values."""

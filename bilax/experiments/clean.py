@@ -149,7 +149,7 @@ def draw_suspicious(data: Examples, weights: Weights, path: Path, truth: np.ndar
 
 def demo(out: Path) -> list[Path]:
     """Hyper-cleaning of scikit-learn's digits with half of the labels wrong: finds them and shows them."""
-    parts = cleaning.split(load("digits"), (900, 300, 1, 1))
+    parts = cleaning.split(load("digits")[0], (900, 300, 0, 0))
     data = parts.train._replace(labels=parts.noisy[0])
     wrong = data.labels != parts.train.labels
     console.print(f"{len(wrong)} pictures of digits, {wrong.sum()} with a wrong label; 300 more can be trusted.")

@@ -84,8 +84,8 @@ class Cleaning:
     def parts(self) -> Split:
         """The data, split and corrupted."""
         sizes = self.sizes or ((600, 400, 300, 450) if self.data == "digits" else (5000, 5000, 10000, 10000))
-        data = load(self.data, self.folder)
-        return cleaning.split(data, sizes, self.corrupted, self.seeds, self.seed, self.may_keep)
+        train, test = load(self.data, self.folder)
+        return cleaning.split(train.join(test), sizes, self.corrupted, self.seeds, self.seed, self.may_keep)
 
     def networks(self, parts: Split) -> Any:
         """One initial network for each seed."""
