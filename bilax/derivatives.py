@@ -323,7 +323,14 @@ def _solve(operator: Any, right: PyTree, solver: Any, tags: Any) -> tuple[PyTree
     norm = optax.tree.norm(right)
     scale = jnp.where(norm > 0, norm, 1)
     unit = jax.tree.map(lambda a: a / scale, right)
-    linear = lx.FunctionLinearOperator(operator, jax.eval_shape(lambda: unit), tags)
-    w = lx.linear_solve(linear, unit, solver, throw=False).value
+    # lineax's CG takes any curvature below 100 · size · eps for zero and returns NaN; in float32 that is every
+    # curvature of a follower with 10⁵ variables. Stretching the operator lowers the bar to 10⁻⁶.
+    stretch = max(1.0, 1e8 * optax.tree.size(unit) * float(jnp.finfo(norm.dtype).eps))
+
+    def stretched(u):
+        return jax.tree.map(lambda a: stretch * a, operator(u))
+
+    linear = lx.FunctionLinearOperator(stretched, jax.eval_shape(lambda: unit), tags)
+    w = jax.tree.map(lambda a: stretch * a, lx.linear_solve(linear, unit, solver, throw=False).value)
     error = optax.tree.norm(jax.tree.map(jnp.subtract, unit, operator(w)))
     return jax.tree.map(lambda a: scale * a, w), error

@@ -1,0 +1,90 @@
+"""Data as the experiments take it, whether it comes from a file of a person's own or from a data set."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bilax.datasets.idx import DataError
+
+
+class Examples(NamedTuple):
+    """Inputs, flattened, with their labels."""
+
+    inputs: Float[np.ndarray, "n d"]
+    labels: Int[np.ndarray, " n"]
+    shape: tuple[int, ...]
+    """of one input before flattening; (height, width) for pictures"""
+
+    def take(self, rows: np.ndarray) -> "Examples":
+        """The examples with these indices."""
+        return self._replace(inputs=self.inputs[rows], labels=self.labels[rows])
+
+    def join(self, other: "Examples") -> "Examples":
+        """These examples, then the other ones."""
+        inputs, labels = np.concatenate([self.inputs, other.inputs]), np.concatenate([self.labels, other.labels])
+        return Examples(inputs, labels, self.shape)
+
+
+def examples(inputs: np.ndarray, labels: np.ndarray) -> Examples:
+    """Bytes become numbers in [0, 1]; other inputs keep their values."""
+    flat = inputs.reshape(len(inputs), -1)
+    scaled = flat.astype(np.float32) / np.float32(255 if inputs.dtype == np.uint8 else 1)
+    return Examples(scaled, labels.astype(np.int32), inputs.shape[1:])
+
+
+def read_npz(path: Path) -> Examples:
+    """Examples from an `.npz` file with arrays `x` (n, ...) and `y` (n,), as np.savez(path, x=..., y=...) writes."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist.")
+    try:
+        content = np.load(path, allow_pickle=False)
+        arrays = {"x": content} if isinstance(content, np.ndarray) else {name: content[name] for name in content.files}
+    except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
+        raise DataError(f"{path}: cannot be read as an .npz file without pickled objects ({error}).") from error
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(
+                f"{path}: lacks the array {name!r}; it holds {sorted(arrays)}. Save it with np.savez(path, x=x, y=y)."
+            )
+    return _checked(arrays["x"], arrays["y"], path)
+
+
+def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
+    """Refuses labels outside 0..classes-1."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if wrong.size:
+        i = int(wrong[0])
+        raise DataError(f"{path}: label y[{i}] is {labels[i]}, outside 0..{classes - 1}.")
+
+
+def check_trusted(path: Path, trusted: Examples, data_path: Path, data: Examples, classes: int) -> None:
+    """Refuses trusted examples that do not fit the data, or that lack a class."""
+    if trusted.shape != data.shape:
+        raise DataError(f"{path}: inputs have shape {trusted.shape}, but those of {data_path} have {data.shape}.")
+    check_labels(path, trusted.labels, classes)
+    missing = sorted(set(range(classes)) - set(trusted.labels.tolist()))
+    if missing:
+        raise DataError(
+            f"{path}: y holds no example of class {', '.join(map(str, missing))}. Trusted data must show every class "
+            "at least once, or its examples would all be called wrong."
+        )
+
+
+def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> Examples:
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise DataError(f"{path}: y must hold whole numbers in one axis, got {y.dtype} of shape {y.shape}.")
+    numeric = np.issubdtype(x.dtype, np.floating) or np.issubdtype(x.dtype, np.integer)
+    if x.ndim < 2 or not numeric:
+        raise DataError(f"{path}: x must hold numbers of shape (n, ...), got {x.dtype} of shape {x.shape}.")
+    if len(x) != len(y) or not len(x):
+        raise DataError(f"{path}: x holds {len(x)} examples and y {len(y)} labels; they must match and not be empty.")
+    wrong = np.argwhere(~np.isfinite(x))
+    if wrong.size:
+        place = ", ".join(map(str, wrong[0]))
+        raise DataError(f"{path}: x[{place}] is {x[tuple(wrong[0])]}; inputs must be finite ({len(wrong)} are not).")
+    if y.min() < 0:
+        i = int(np.argmin(y))
+        raise DataError(f"{path}: label y[{i}] is {y[i]}; labels count from 0.")
+    return examples(x, y)

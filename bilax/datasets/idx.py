@@ -1,0 +1,73 @@
+"""The IDX format of MNIST: two zero bytes, a type, a number of axes, their sizes (big-endian), the values."""
+
+import gzip
+import hashlib
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+UNSIGNED_BYTE = 0x08
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names the file and the place in it."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, unpacked if it is gzip (known by its first bytes, not by its name)."""
+    content = path.read_bytes()
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: the gzip stream of {len(content)} bytes is damaged or cut off ({error}).") from error
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """An array of unsigned bytes with `axes` axes from an IDX file, packed or not."""
+    return parse_idx(read_bytes(path), axes, str(path))
+
+
+def parse_idx(content: bytes, axes: int, where: str) -> np.ndarray:
+    """As `read_idx`, from bytes in memory; `where` is what errors call them."""
+    header = 4 + 4 * axes
+    if len(content) < header:
+        raise DataError(f"{where}: ends at byte {len(content)}, inside the header of {header} bytes.")
+    zeros, kind, found = struct.unpack(">HBB", content[:4])
+    if zeros or kind != UNSIGNED_BYTE or found != axes:
+        raise DataError(
+            f"{where}: bytes 0-3 are {content[:4].hex(' ')}, but an IDX file of unsigned bytes with {axes} axes "
+            f"starts with 00 00 08 {axes:02x}."
+        )
+    shape = struct.unpack(f">{axes}I", content[4:header])
+    expected = header + math.prod(shape)
+    if len(content) != expected:
+        problem = "is cut off" if len(content) < expected else "has bytes left over"
+        raise DataError(
+            f"{where}: {problem}: bytes 4-{header - 1} announce the shape {shape}, so the file should end at byte "
+            f"{expected}, but it ends at byte {len(content)}."
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def read_pair(images: Path, labels: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, height, width) and labels (n,) of one IDX pair, checked against each other."""
+    pictures, names = read_idx(images, 3), read_idx(labels, 1)
+    if len(pictures) != len(names):
+        raise DataError(f"{images} holds {len(pictures)} images, but {labels} holds {len(names)} labels.")
+    if not len(names):
+        raise DataError(f"{images}: holds no images.")
+    wrong = np.flatnonzero(names >= classes)
+    if wrong.size:
+        i = int(wrong[0])
+        raise DataError(f"{labels}: label {i} (byte {8 + i}) is {names[i]}, outside 0..{classes - 1}.")
+    return pictures, names
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of the unpacked content."""
+    return hashlib.sha256(read_bytes(path)).hexdigest()

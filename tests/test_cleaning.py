@@ -1,0 +1,343 @@
+"""Data hyper-cleaning: the network computed the cheap way, the data, the loop, the commands."""
+
+import csv
+import dataclasses
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bilax
+from bilax.datasets import Examples, find, load
+from bilax.experiments import cleaning
+from bilax.experiments.clean import Clean, demo, is_picture, weigh
+from bilax.experiments.cleaning import Batch, Outer, Split
+from bilax.experiments.cleaning_targets import Cleaning, Figure3Right, Table3, at_chosen, at_end, steps_to
+from bilax.experiments.roofline import roofline
+
+
+def blobs(seeds: int = 1, n: int = 90, classes: int = 3) -> Split:
+    """Three well separated clouds of points in the plane, half of the training labels wrong."""
+    draw = np.random.default_rng(0)
+    centres = 2.0 * np.array([[0, 1], [1, -1], [-1, -1]])
+    labels = draw.integers(0, classes, 4 * n).astype(np.int32)
+    inputs = centres[labels] + 0.4 * draw.normal(size=(4 * n, 2))
+    pool = Examples(inputs, labels, (2,))
+    return cleaning.split(pool, (n, n, n, n), seeds=seeds)
+
+
+def networks(seeds: int = 1, hidden: int = 4):
+    keys = jax.random.split(jax.random.key(0), seeds)
+    return jax.vmap(lambda key: cleaning.network(key, 2, 3, hidden))(keys)
+
+
+def whole(parts: Split, seed: int = 0) -> Batch:
+    return Batch(
+        jnp.asarray(parts.train.inputs),
+        cleaning.targets(jnp.asarray(parts.noisy[seed]), 3),
+        jnp.asarray(parts.validation.inputs),
+        cleaning.targets(jnp.asarray(parts.validation.labels), 3),
+    )
+
+
+# the network
+
+
+def test_two_layers_without_activation_are_computed_as_one():
+    y = cleaning.network(jax.random.key(1), 7, 3, hidden=5)
+    inputs = jax.random.normal(jax.random.key(2), (11, 7))
+
+    def layer_by_layer(y):
+        (w1, b1), (w2, b2) = y
+        return ((inputs @ w1.T + b1) @ w2.T + b2).T
+
+    np.testing.assert_allclose(cleaning.logits(y, inputs), layer_by_layer(y), rtol=1e-12)
+
+    def slope(f):
+        return jax.grad(lambda y: jnp.sum(jnp.sin(f(y))))(y)
+
+    ours, other = slope(lambda y: cleaning.logits(y, inputs)), slope(layer_by_layer)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), ours, other)
+
+
+def test_relu_and_single_layer():
+    y = cleaning.network(jax.random.key(1), 7, 3, hidden=5)
+    inputs = jax.random.normal(jax.random.key(2), (11, 7))
+    (w1, b1), (w2, b2) = y
+    expected = np.maximum(inputs @ w1.T + b1, 0) @ w2.T + b2
+    np.testing.assert_allclose(cleaning.logits(y, inputs, "relu").T, expected, rtol=1e-12)
+    ((w, b),) = single = cleaning.network(jax.random.key(1), 7, 3, hidden=0)
+    np.testing.assert_allclose(cleaning.logits(single, inputs).T, inputs @ w.T + b, rtol=1e-12)
+
+
+def test_cross_entropy_is_that_of_optax():
+    scores, labels = jax.random.normal(jax.random.key(0), (3, 8)), jnp.arange(8) % 3
+    expected = optax.losses.softmax_cross_entropy_with_integer_labels(scores.T, labels)
+    np.testing.assert_allclose(cleaning.cross_entropy(scores, cleaning.targets(labels, 3)), expected, rtol=1e-12)
+
+
+# the data
+
+
+def test_corruption_always_draws_a_wrong_label():
+    labels = np.arange(1000).astype(np.int32) % 10
+    noisy = cleaning.corrupt(labels, 0.5, 10, seed=3)
+    assert (noisy != labels).sum() == 500
+    assert set(noisy) == set(range(10))
+    assert 430 <= (cleaning.corrupt(labels, 0.5, 10, seed=3, may_keep=True) != labels).sum() <= 470
+    with pytest.raises(ValueError, match=r"corrupted must be a share in \[0, 1\), got 1.5"):
+        cleaning.corrupt(labels, 1.5, 10, seed=0)
+
+
+def test_split_is_disjoint_and_shared_by_the_seeds():
+    pool = Examples(np.arange(100.0)[:, None], np.arange(100).astype(np.int32) % 10, (1,))
+    parts = cleaning.split(pool, (40, 30, 20, 10), seeds=3)
+    ids = np.concatenate([part.inputs[:, 0] for part in parts[:4]])
+    assert sorted(ids) == list(range(100))
+    assert parts.noisy.shape == (3, 40)
+    assert (parts.noisy[0] != parts.noisy[1]).any()
+    np.testing.assert_array_equal((parts.noisy != parts.train.labels).sum(axis=1), 20)
+    with pytest.raises(ValueError, match="ask for 110 examples, but there are 100"):
+        cleaning.split(pool, (60, 30, 10, 10))
+
+
+def test_precision_recall_and_f1():
+    x = jnp.array([1.0, 2.0, 0.0, -1.0, -2.0])  # σ(0) = 0.5 counts as clean
+    right = jnp.array([True, False, True, True, False])
+    np.testing.assert_allclose(cleaning.found(x, right), (2 / 3, 2 / 3, 2 / 3), rtol=1e-6)
+    np.testing.assert_allclose(cleaning.found(-jnp.ones(5), right), (0, 0, 0))
+
+
+# the loop
+
+# The same settings everywhere, so that the tests compile as little as possible.
+OUTER = Outer(steps=60, rate=0.1, z_rate=0.5, every=25)
+METHODS = cleaning.methods(5, 0.5)
+
+
+@pytest.mark.parametrize("name", ["IAPTT-GM", "RHG"])
+def test_the_loop_is_that_of_solve(name):
+    parts, y0s, method = blobs(), networks(), METHODS[name]
+    run = cleaning.train(method, parts, y0s, OUTER)
+    assert run.steps.tolist() == [25, 50, 60]
+    solution = bilax.solve(
+        cleaning.problem(),
+        method,
+        jnp.zeros(90),
+        jax.tree.map(lambda leaf: leaf[0], y0s),
+        steps=60,
+        optimizer=optax.adam(0.1),
+        z_optimizer=optax.sgd(optax.cosine_decay_schedule(0.5, 60)),
+        data=(whole(parts),),
+    )
+    np.testing.assert_allclose(run.x[0], solution.x, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(run.z[0][0][0], solution.z[0][0], rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(run.scores.upper[-1, 0], solution.upper, rtol=1e-6)
+    assert run.scores.f1[-1, 0] > 0.9
+
+
+def test_seeds_run_together_as_they_run_alone():
+    parts, y0s, method = blobs(2), networks(2), METHODS["IAPTT-GM"]
+    together = cleaning.train(method, parts, y0s, OUTER)
+    alone = cleaning.train(
+        method, parts._replace(noisy=parts.noisy[1:]), jax.tree.map(lambda leaf: leaf[1:], y0s), OUTER
+    )
+    np.testing.assert_allclose(together.x[1], alone.x[0], rtol=1e-6, atol=1e-8)
+    assert np.abs(together.x[0] - together.x[1]).max() > 1e-3
+
+
+def test_a_batch_of_all_is_the_full_batch():
+    parts, y0s, method = blobs(), networks(), METHODS["IAPTT-GM"]
+    full, drawn = (
+        cleaning.train(method, parts, y0s, dataclasses.replace(OUTER, batch=batch)).x for batch in (None, 1000)
+    )
+    np.testing.assert_allclose(drawn, full, rtol=1e-5, atol=1e-7)
+
+
+def test_a_batch_holds_each_example_once_with_its_weight():
+    batch = cleaning.draw(whole(blobs()), 20, jax.random.key(0))
+    assert batch.rows is not None
+    assert len(set(batch.rows.tolist())) == 20
+    np.testing.assert_array_equal(batch.train_inputs, blobs().train.inputs[batch.rows])
+    np.testing.assert_array_equal(batch.train_targets.argmax(axis=0), blobs().noisy[0][batch.rows])
+    assert batch.val_inputs.shape == (20, 2)
+    x = jnp.zeros(90).at[batch.rows].set(-jnp.inf)  # all examples of the batch have weight zero
+    assert cleaning.problem().lower(x, cleaning.network(jax.random.key(0), 2, 3), batch) == 0
+
+
+@pytest.mark.parametrize("name", ["LS", "NS", "T-RHG", "BDA", "IA-GM(A)"])
+def test_the_other_methods_learn_which_labels_are_right(name):
+    run = cleaning.train(METHODS[name], blobs(), networks(), OUTER)
+    assert run.scores.f1[-1, 0] > 0.9
+    assert run.scores.test_y[-1, 0] > 0.9
+
+
+def test_relu_is_measured_with_relu():
+    parts = blobs()
+    run = cleaning.train(METHODS["RHG"], parts, networks(hidden=8), OUTER, "relu")
+    y = jax.tree.map(lambda leaf: leaf[0], run.y)
+    scores = cleaning.logits(y, jnp.asarray(parts.test.inputs), "relu")
+    assert run.scores.test_y[-1, 0] == pytest.approx((scores.argmax(axis=0) == parts.test.labels).mean())
+
+
+def test_divergence_is_an_error_that_says_what_to_do():
+    with pytest.raises(FloatingPointError, match="before outer step 5: make step_size or z_rate smaller"):
+        cleaning.train(bilax.rhg(30, 1e6), blobs(), networks(), Outer(steps=5, every=5))
+
+
+def test_flat_looks_back_as_far_as_asked():
+    def run(values):
+        curve = np.array(values)[:, None]
+        scores = cleaning.Scores(*[curve] * len(cleaning.Scores._fields))
+        return cleaning.Run(100 * (1 + np.arange(len(values))), scores, None, None, None, 0.0)
+
+    assert cleaning.flat(run([0.1, 0.5, 0.5, 0.5]), 200)
+    assert not cleaning.flat(run([0.1, 0.5, 0.5]), 200)
+    assert not cleaning.flat(run([0.5, 0.5]), 200)
+    assert not cleaning.flat(run([0.5, 0.5, 0.502]), 200)
+
+
+def test_training_plainly_on_wrong_labels_is_worse():
+    parts = blobs()
+    clean = parts.validation.labels[None]
+    noisy = cleaning.train_plainly(parts.train.inputs, parts.noisy, parts, networks(), steps=400, rate=0.05)
+    right = cleaning.train_plainly(parts.validation.inputs, clean, parts, networks(), steps=400, rate=0.05)
+    assert right["test"].shape == (16, 1)
+    assert right["test"][-1] > 0.97
+    assert noisy["test"][-1] <= right["test"][-1]
+
+
+def test_implicit_gradient_of_a_large_follower_in_single_precision():
+    n = 200_000
+    target = jnp.linspace(-1, 1, n, dtype=jnp.float32)
+    problem = bilax.Problem(
+        upper=lambda x, y: 0.5 * jnp.sum((y - target) ** 2), lower=lambda x, y: 0.1 * jnp.sum((y - x) ** 2)
+    )
+    phi = bilax.approximate(problem, bilax.ls(1, 1.0, tolerance=1e-4))
+    x, y = jnp.zeros((), jnp.float32), jnp.zeros(n, jnp.float32)
+    (_, info), slope = jax.value_and_grad(phi, has_aux=True)(x + 1, y + 1)
+    assert info.solved
+    np.testing.assert_allclose(slope, jnp.sum(1 - target), rtol=1e-3)
+
+
+# commands and targets
+
+
+@pytest.fixture(scope="module")
+def tiny_digits():
+    return cleaning.split(load("digits")[0], (300, 200, 100, 100))
+
+
+def test_demo_finds_the_wrong_digits(tmp_path, capsys):
+    paths = demo(tmp_path)
+    assert [path.exists() for path in paths] == [True, True]
+    out = capsys.readouterr().out
+    assert "450 with a wrong label" in out
+    rows = list(csv.DictReader(paths[0].open()))
+    parts = cleaning.split(load("digits")[0], (900, 300, 0, 0))
+    said = np.array([row["suspicious"] == "1" for row in rows])
+    wrong = parts.noisy[0] != parts.train.labels
+    assert (said == wrong).mean() > 0.93
+
+
+def test_clean_writes_weights_and_a_picture(tmp_path, tiny_digits, capsys):
+    train, trusted = tiny_digits.train, tiny_digits.validation
+    pictures = (255 * train.inputs).astype(np.uint8).reshape(-1, 8, 8)
+    np.savez(tmp_path / "mine.npz", x=pictures, y=tiny_digits.noisy[0])
+    np.savez(tmp_path / "trusted.npz", x=(255 * trusted.inputs).astype(np.uint8).reshape(-1, 8, 8), y=trusted.labels)
+    Clean(tmp_path / "mine.npz", tmp_path / "trusted.npz", tmp_path / "out" / "weights.csv", steps=60).main()
+    rows = list(csv.DictReader((tmp_path / "out" / "weights.csv").open()))
+    assert [int(row["label"]) for row in rows] == tiny_digits.noisy[0].tolist()
+    flagged = np.array([row["suspicious"] == "1" for row in rows])
+    np.testing.assert_array_equal(flagged, [float(row["weight"]) < 0.5 for row in rows])
+    assert ((tiny_digits.noisy[0] != train.labels) == flagged).mean() > 0.85
+    assert (np.array([int(row["suggested"]) for row in rows]) == train.labels).mean() > 0.8
+    assert (tmp_path / "out" / "weights.png").stat().st_size > 10_000
+    assert f"{flagged.sum()} of 300 labels are suspicious" in capsys.readouterr().out
+
+
+def test_clean_refuses_what_it_cannot_use(tmp_path, tiny_digits):
+    train, trusted = tiny_digits.train, tiny_digits.validation
+    np.savez(tmp_path / "mine.npz", x=train.inputs, y=train.labels)
+    kept = trusted.labels != 4
+    np.savez(tmp_path / "trusted.npz", x=trusted.inputs[kept], y=trusted.labels[kept])
+    with pytest.raises(SystemExit, match=r"trusted\.npz: y holds no example of class 4"):
+        Clean(tmp_path / "mine.npz", tmp_path / "trusted.npz").main()
+    kept = trusted.labels < 7
+    np.savez(tmp_path / "trusted.npz", x=trusted.inputs[kept], y=trusted.labels[kept])
+    with pytest.raises(SystemExit, match=r"mine\.npz: label y\[\d+\] is [789], outside 0..6"):
+        Clean(tmp_path / "mine.npz", tmp_path / "trusted.npz").main()
+
+
+def test_weights_do_not_depend_on_the_scale_of_the_inputs(tiny_digits):
+    data, trusted = tiny_digits.train._replace(labels=tiny_digits.noisy[0]), tiny_digits.validation
+    first = weigh(data, trusted, steps=5, quiet=True)
+    larger = (part._replace(inputs=1000 * part.inputs + 7) for part in (data, trusted))
+    np.testing.assert_allclose(weigh(*larger, steps=5, quiet=True).weight, first.weight, rtol=1e-2)
+    assert is_picture(data)
+    assert not is_picture(data._replace(shape=(64,)))
+
+
+def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path):
+    config = Cleaning(sizes=(60, 50, 40, 30), inner_steps=3, steps=4, every=2, hidden=8, seeds=2, out=tmp_path)
+    assert config.stored() is None
+    results = config.compute()
+    again = config.stored()
+    assert again is not None
+    assert again["curves"]["f1"] == results["curves"]["f1"]
+    record = json.loads(config.path.read_text())
+    assert record["config"]["method"] == "IAPTT-GM"
+    assert {"bilax", "date", "jax"} <= set(record)
+    assert dataclasses.replace(config, steps=6).stored() is None
+    with pytest.raises(SystemExit, match="no method 'SGD' here; choose one of LS, NS"):
+        dataclasses.replace(config, method="SGD").compute()
+
+
+def test_measures_at_the_end_and_at_the_held_out_choice():
+    curves = {"held_z": [[0.5, 0.9], [0.7, 0.8]], "f1": [[0.1, 0.2], [0.3, 0.5]], "upper": [[3.0, 1.0], [1.0, 1.0]]}
+    results = {"curves": curves, "steps": [10, 20]}
+    assert at_end(results, "f1") == pytest.approx((40.0, 20 / np.sqrt(2)))
+    assert at_chosen(results, "f1") == pytest.approx((0.3 + 0.2) / 2 * 100)
+    assert [steps_to(results, goal) for goal in (2.0, 1.5, 0.5)] == [10, 20, 21]
+
+
+def test_table_3_in_small(tmp_path, capsys):
+    target = Table3(out=tmp_path, quick=True, data=("digits",), methods=("IAPTT-GM", "IA-GM"))
+    target.main()
+    out = capsys.readouterr().out
+    assert "IAPTT-GM is best in F1" in out
+    assert "validation alone" in out
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["table-3-digits-curves-quick.png", "table-3-digits-weights-quick.png", "table-3-quick.json"]
+    for name in names[:2]:
+        (tmp_path / name).unlink()
+    dataclasses.replace(target, redraw=True).main()
+    assert capsys.readouterr().out.count("validation alone") == out.count("validation alone")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_figure_3_right_in_small(tmp_path, capsys):
+    Figure3Right(out=tmp_path, quick=True, data="digits", settings=((5, 0.03),)).main()
+    assert "IA-GM(A) performs better than IA-GM" in capsys.readouterr().out.replace("\n", " ")
+    assert (tmp_path / "figure-3-right-quick.png").exists()
+
+
+def test_roofline_measures_all_three_rates():
+    measured = roofline(examples=200, inner_steps=2, repeats=1)
+    rate = measured["matrix product, GFLOP/s"]
+    for name in ("forward", "forward and backward"):
+        assert 0 < measured[f"{name}, share"] < 1.5  # above 1 the count of operations would be wrong
+        assert measured[f"{name}, share"] == pytest.approx(measured[f"{name}, GFLOP/s"] / rate)
+
+
+def test_real_pictures_are_cleaned():
+    if not os.environ.get("BILAX_DATA") or find("mnist") is None:
+        pytest.skip("BILAX_DATA does not name a folder with mnist")
+    config = Cleaning("mnist", sizes=(500, 500, 100, 500), inner_steps=10, step_size=0.1, steps=60, every=60, seeds=1)
+    results = dataclasses.replace(config, rate=0.05, z_rate=0.3).compute(keep=False)
+    assert results["curves"]["f1"][-1][0] > 0.8
+    assert results["curves"]["test_z"][-1][0] > 0.65
