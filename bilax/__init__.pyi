@@ -31,9 +31,12 @@ from .methods import (
 from .outer import multistart, solve
 from .phi import Info, Phi, approximate
 from .problem import Follower, Problem
+from .search import Candidate, GlobalSolution, solve_global
 from .sets import Ball, Box, NonNegative, Reals, Set, Simplex
 from .solution import BilevelError, History, Solution, Status
 from .trajectory import ArgMax, Last, pessimistic
+from .trust import Certificate, Diagnosis, GradientCheck, Verdict, certify, check_hypergradient, diagnose
+from .value_function import bvfim, penalty
 
 __version__: str
 
@@ -44,7 +47,10 @@ __all__ = [
     "Ball",
     "BilevelError",
     "Box",
+    "Candidate",
+    "Certificate",
     "Derivative",
+    "Diagnosis",
     "Displacement",
     "Dynamics",
     "FiniteDifference",
@@ -52,6 +58,8 @@ __all__ = [
     "Follower",
     "Forward",
     "FromOptax",
+    "GlobalSolution",
+    "GradientCheck",
     "GradientDescent",
     "History",
     "Implicit",
@@ -71,9 +79,14 @@ __all__ = [
     "Simplex",
     "Solution",
     "Status",
+    "Verdict",
     "__version__",
     "approximate",
     "bda",
+    "bvfim",
+    "certify",
+    "check_hypergradient",
+    "diagnose",
     "fhg",
     "fomaml",
     "ia_gm",
@@ -84,10 +97,12 @@ __all__ = [
     "multistart",
     "ns",
     "one_step",
+    "penalty",
     "pessimistic",
     "reptile",
     "residual",
     "rhg",
     "solve",
+    "solve_global",
     "t_rhg",
 ]

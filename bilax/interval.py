@@ -8,16 +8,16 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.problem import Problem
 from bilax.sets import Box
-from bilax.value_function import flatten
+from bilax.value_function import flatten, quick_jit
 
 _CELLS, _BATCH, _PASSES = 16384, 512, 60
 
@@ -29,7 +29,7 @@ class Interval(NamedTuple):
     hi: Array
 
 
-class NotSupported(NotImplementedError):
+class NotSupportedError(NotImplementedError):
     """The function uses an operation that has no interval version here."""
 
 
@@ -47,7 +47,7 @@ def lower_bound(
         return None
     try:
         bound_of = functools.partial(_bound_cells, problem, x, y, data)
-        cells, settled = np.stack([lo, hi])[None], np.inf
+        cells, bounds, settled = np.stack([lo, hi])[None], np.zeros(0), np.inf
         for _ in range(_PASSES):
             bounds = _in_batches(bound_of, cells)
             done = bounds >= lowest - tolerance
@@ -57,7 +57,7 @@ def lower_bound(
                 break
             cells = _halve(cells)
         return float(min(settled, bounds.min(initial=np.inf)))
-    except NotSupported:
+    except NotSupportedError:
         return None
 
 
@@ -77,11 +77,11 @@ def _halve(cells: np.ndarray) -> np.ndarray:
     return np.concatenate([left, right])
 
 
-@eqx.filter_jit
+@quick_jit
 def _bound_cells(problem: Problem, x: PyTree, y: PyTree, data: Any, cells: Array) -> Array:
     """Lower bounds of f over cells (count, 2, m): the better of the plain and the mean-value form."""
     flat = flatten(problem, x, y, data)
-    x_flat = jnp.asarray(jax.flatten_util.ravel_pytree(x)[0], cells.dtype)
+    x_flat = jnp.asarray(ravel_pytree(x)[0], cells.dtype)
 
     def f(y):
         return flat.lower(x_flat, y)
@@ -140,7 +140,7 @@ def _apply(eqn: Any, args: list[Any]) -> list[Any]:
     if name == "dot_general" and sum(isinstance(arg, Interval) for arg in args) == 1:
         return [_outward(_dot(bind, args))]
     if name not in _RULES:
-        raise NotSupported(name)
+        raise NotSupportedError(name)
     return [_outward(_RULES[name](*(_whole(arg) for arg in args), **_options(name, params)))]
 
 

@@ -31,6 +31,7 @@ from bilax.value_function import (
     follower_minima,
     gap_tolerance,
     low_discrepancy,
+    quick_jit,
     rounding,
     scan_coordinates,
 )
@@ -64,7 +65,7 @@ class Scales(NamedTuple):
     lower_size: Array
 
 
-@eqx.filter_jit
+@quick_jit
 def _explore(problem: Problem, x0: PyTree, y0: PyTree, data: Any, unit: Array, fresh: Array):
     """The swarm's end points (x, y), their F and their gap to the witnesses.
 
@@ -78,7 +79,9 @@ def _explore(problem: Problem, x0: PyTree, y0: PyTree, data: Any, unit: Array, f
     def one_round(r, pairs):
         jumped = jax.vmap(lambda pair: _jump(flat, scales, pair, r))(pairs)
         jump = jumping & (r < 0.7 * ROUNDS)
-        pairs = jax.tree.map(lambda new, old: jnp.where(jnp.expand_dims(jump, range(1, old.ndim)), new, old), jumped, pairs)
+        pairs = jax.tree.map(
+            lambda new, old: jnp.where(jnp.expand_dims(jump, range(1, old.ndim)), new, old), jumped, pairs
+        )
         pairs = jax.vmap(lambda pair: _renew(flat, pair, fresh[r], r))(pairs)
         step = jax.vmap(lambda t, pair: _follow_penalty(flat, scales, pair, t), (None, 0))
         return jax.lax.fori_loop(r * STEPS, (r + 1) * STEPS, step, pairs)
@@ -189,7 +192,7 @@ class Checked(NamedTuple):
     """the largest gap f − f* that was let pass"""
 
 
-@eqx.filter_jit
+@quick_jit
 def _settle(
     problem: Problem, x0: PyTree, y0: PyTree, data: Any, xs: Array, ys: Array, modes: Array, unit: Array, scales: Scales
 ) -> Checked:
@@ -228,7 +231,9 @@ def _close_gap(
 
     def body(t, carry):
         x, y, rivals, adam = carry
-        followed = jax.vmap(lambda v: descend(lambda v: f(x, v), flat.project_y, v, 2))(jnp.concatenate([y[None], rivals]))
+        followed = jax.vmap(lambda v: descend(lambda v: f(x, v), flat.project_y, v, 2))(
+            jnp.concatenate([y[None], rivals])
+        )
         y, rivals = jnp.where(moving, followed[0], y), followed[1:]
         gaps, slopes = jax.vmap(lambda w: jax.value_and_grad(lambda x: f(x, y) - f(x, w))(x))(rivals)
         slopes = slopes * width
@@ -323,7 +328,8 @@ def solve_global(
     a hundred times their size) where a set has no bounds. `key` moves the starts; without one, two calls agree.
 
     Meant for up to a few dozen variables. It computes in double precision inside, whether or not JAX was told
-    to (`jax.enable_x64`), because near an indifferent follower single precision cannot tell a gap from none.
+    to (`jax.enable_x64`), because near an indifferent follower single precision cannot tell a gap from none; x
+    and y come back as NumPy arrays of doubles.
 
     Of all pairs that pass, the best whose certificate also says "global follower" is returned; if none does,
     the status is `step_limit` and the certificate says what is wrong with the best there is.
@@ -332,7 +338,6 @@ def solve_global(
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
     if not isinstance(data, tuple):
         raise TypeError(f"data must be a tuple (write data=(batch,) for one value), got {type(data)}.")
-    dtypes = jax.tree.map(lambda leaf: jnp.asarray(leaf).dtype, (x0, y0))
     seed = 0 if key is None else int(np.sum(jax.random.key_data(key), dtype=np.uint64) % (1 << 31)) + 1
     with jax.enable_x64(True):
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
@@ -349,8 +354,8 @@ def solve_global(
     status = Status.converged if certificate.verdict is Verdict.global_follower else Status.step_limit
     if not np.isfinite(best.upper):
         status = Status.non_finite
-    x, y = jax.tree.map(lambda leaf, dtype: np.asarray(leaf, dtype), (best.x, best.y), dtypes)
-    return GlobalSolution(x, y, best.upper, best.lower, status, certificate, jax.device_get(candidates))
+    best, candidates = jax.device_get((best, candidates))
+    return GlobalSolution(best.x, best.y, best.upper, best.lower, status, certificate, candidates)
 
 
 def _search(scene: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
@@ -370,7 +375,9 @@ def _search(scene: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
     # Again, against other follower points and with x at rest unless they reveal a gap: what looked too good may go.
     again = _settle(*scene, first.x, first.y, 0 * modes, low_discrepancy(SAMPLES, m, seed + 3), scales)
     checked = jax.device_get(again)
-    order = _distinct(np.concatenate([checked.x, checked.y], 1), [np.nan_to_num(checked.upper, nan=np.inf)], len(modes), width)
+    order = _distinct(
+        np.concatenate([checked.x, checked.y], 1), [np.nan_to_num(checked.upper, nan=np.inf)], len(modes), width
+    )
     return jax.tree.map(lambda leaf: leaf[order], checked)
 
 
@@ -389,7 +396,7 @@ def _distinct(points: np.ndarray, merits: list[np.ndarray], count: int, width: n
 
 
 def _rows(checked: Checked) -> list[Checked]:
-    return [jax.tree.map(lambda leaf: leaf[i], checked) for i in range(len(checked.upper))]
+    return [Checked(*row) for row in zip(*checked, strict=True)]
 
 
 def _best_certified(

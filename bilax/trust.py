@@ -19,11 +19,11 @@ from rich.table import Table
 
 from bilax.checks import check_inside, check_objectives, check_point
 from bilax.interval import lower_bound
-from bilax.methods import RECIPES, Method
+from bilax.methods import Method, ia_gm_a, iaptt_gm, ls
 from bilax.phi import approximate
 from bilax.problem import Problem
 from bilax.trajectory import ArgMax
-from bilax.value_function import Flat, flatten, follower_minima, gap_tolerance, low_discrepancy
+from bilax.value_function import Flat, flatten, follower_minima, gap_tolerance, low_discrepancy, quick_jit
 
 
 class Verdict(enum.Enum):
@@ -173,13 +173,16 @@ class _Found(NamedTuple):
     stationary_upper: Array
 
 
-@eqx.filter_jit
+@quick_jit
 def _inspect(problem: Problem, x: PyTree, y: PyTree, data: Any, units: tuple[Array, Array]) -> _Found:
     flat = flatten(problem, x, y, data)
     x_flat, y_flat = _ravel(x, flat), _ravel(y, flat)
     value = flat.lower(x_flat, y_flat)
     minima = follower_minima(flat, x_flat, units[0], keep=48, rounds=3)
-    elsewhere = flat.x_range.spread(units[1][:, : x_flat.size], 0.01), flat.y_range.spread(units[1][:, x_flat.size :], 0.01)
+    elsewhere = (
+        flat.x_range.spread(units[1][:, : x_flat.size], 0.01),
+        flat.y_range.spread(units[1][:, x_flat.size :], 0.01),
+    )
     size = jnp.nanmedian(jnp.abs(jax.vmap(flat.lower)(*elsewhere)))
     lowest = jnp.minimum(minima.values[0], value)
     point = jnp.where(minima.values[0] < value, minima.points[0], y_flat)
@@ -201,7 +204,7 @@ def _inspect(problem: Problem, x: PyTree, y: PyTree, data: Any, units: tuple[Arr
     )
 
 
-@eqx.filter_jit
+@quick_jit
 def _phi_slope(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any) -> tuple[Array, Array]:
     (value, _), (gx, gz) = jax.value_and_grad(approximate(problem, method), (0, 1), has_aux=True)(x, z, *data)
     moved_x = problem.x_set.project(jax.tree.map(jnp.subtract, x, gx))
@@ -237,7 +240,7 @@ class Diagnosis(eqx.Module):
     @property
     def recommended(self) -> Method:
         """The recommended method, ready for `solve`."""
-        return RECIPES[self.method](self.inner_steps, self.step_size)
+        return _RECOMMENDED[self.method](self.inner_steps, self.step_size)
 
     def __str__(self) -> str:
         return (
@@ -259,7 +262,8 @@ class Diagnosis(eqx.Module):
         return _table("diagnosis", rows, " ".join(self.reasons))
 
 
-_STARTS, _TRAIL = 16, 100
+_RECOMMENDED: dict[str, Callable[[int, float], Method]] = {"ls": ls, "ia_gm_a": ia_gm_a, "iaptt_gm": iaptt_gm}
+_STARTS, _TRAIL = 16, 300
 
 
 def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = ()) -> Diagnosis:
@@ -297,7 +301,9 @@ def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = 
 def _recommend(convexity: str, least: float, lipschitz: float, minima: int) -> tuple[str, tuple[str, ...]]:
     step = f"α = 1/L_f = {1 / lipschitz:.3g}; anything below 2/L_f descends (Lemma 3.1)."
     if convexity == "strongly convex":
-        why = f"The curvature stays above {least:.3g}, so the follower's response is unique and implicit gradients hold."
+        why = (
+            f"The curvature stays above {least:.3g}, so the follower's response is unique and implicit gradients hold."
+        )
         return "ls", (why, step)
     if convexity == "convex":
         why = "The follower is convex but flat in places: accelerated steps with an optimised start (Theorem 3.3)."
@@ -314,7 +320,7 @@ class _Survey(NamedTuple):
     settled: Array
 
 
-@eqx.filter_jit
+@quick_jit
 def _survey(problem: Problem, x: PyTree, y: PyTree, data: Any, unit: Array) -> _Survey:
     flat = flatten(problem, x, y, data)
     x_flat, y_flat = _ravel(x, flat), _ravel(y, flat)
@@ -340,22 +346,28 @@ def _survey(problem: Problem, x: PyTree, y: PyTree, data: Any, unit: Array) -> _
         return jax.lax.scan(step, start, length=_TRAIL)
 
     def attempt(_, carry):
-        # Descents overshoot where L was underestimated; what they meet there corrects it.
-        least, greatest, _, _, _ = carry
-        alpha = 1 / jnp.maximum(jnp.maximum(-least, greatest), 1e-12)
-        ends, (points, residuals) = jax.vmap(lambda start: trail(start, alpha))(starts)
-        met = points[:, :: _TRAIL // 10].reshape(-1, y_flat.size)
+        # How far a descent gets, and so what curvature it meets, depends on α = 1/L: go to where the two agree.
+        lipschitz = carry[0]
+        ends, (points, residuals) = jax.vmap(lambda start: trail(start, 1 / lipschitz))(starts)
+        met = points[:, :: _TRAIL // 15].reshape(-1, y_flat.size)
         low, high = jax.vmap(extremes)(jnp.where(jnp.isfinite(met), met, y_flat))
-        return jnp.minimum(least, jnp.min(low)), jnp.maximum(greatest, jnp.max(high)), ends, residuals, alpha
+        least, greatest = jnp.minimum(jnp.min(low), jnp.min(lows)), jnp.maximum(jnp.max(high), jnp.max(highs))
+        return jnp.sqrt(lipschitz * _largest(least, greatest)), least, greatest, ends, residuals
 
-    low, high = jax.vmap(extremes)(starts)
-    carry = jnp.min(low), jnp.max(high), starts, jnp.zeros((_STARTS, _TRAIL)), jnp.ones(())
-    least, greatest, ends, residuals, _ = jax.lax.fori_loop(0, 3, attempt, carry)
-    near = jnp.max(jnp.abs(ends[:, None] - ends) / jnp.where(bounded, width, jnp.ptp(starts, axis=0) + 1e-12), -1) < 0.02
+    lows, highs = jax.vmap(extremes)(starts)
+    lipschitz = _largest(jnp.min(lows), jnp.max(highs))
+    carry = lipschitz, lipschitz, lipschitz, starts, jnp.zeros((_STARTS, _TRAIL))
+    _, least, greatest, ends, residuals = jax.lax.fori_loop(0, 5, attempt, carry)
+    reach = jnp.where(bounded, width, jnp.ptp(starts, axis=0) + 1e-12)
+    near = jnp.max(jnp.abs(ends[:, None] - ends) / reach, axis=-1) < 0.02
     distinct = jnp.sum(~jnp.any(jnp.tril(near, -1), axis=1))
     still = residuals[0] <= 0.01 * residuals[0, 0]
     settled = jnp.where(jnp.any(still), jnp.argmax(still), _TRAIL)
     return _Survey(least, greatest, residuals[0, 0], distinct, settled)
+
+
+def _largest(least: Array, greatest: Array) -> Array:
+    return jnp.maximum(jnp.maximum(-least, greatest), 1e-12)
 
 
 def lanczos(product: Callable[[Array], Array], size: int, steps: int = 30) -> Array:
@@ -449,8 +461,25 @@ def check_hypergradient(
         x, z = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("z", z, problem.y_set), data)
         size = ravel_pytree(x)[0].size + ravel_pytree(z)[0].size
         seen = jax.device_get(_compare(problem, method, x, z, data, low_discrepancy(probes, size, 3)))
-        context_error = None if problem.context is None else float(_context_error(problem, x, data))
+        context_error = None
+        if problem.context is not None:
+            context_error = float(_context_error(problem, x, data))
+            if context_error <= tolerance and _x_is_wrong(seen, tolerance):
+                context_error = _blame_on_context(problem, method, x, z, data, tolerance)
     return _judge(seen, context_error, tolerance, method)
+
+
+def _blame_on_context(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, tolerance: float) -> float:
+    """inf if φ is differentiated rightly once its context is given as plain numbers; else 0."""
+    seen = problem.view(x, *data)
+    plain = Problem(problem.upper, problem.lower, y_set=problem.y_set)
+    size = ravel_pytree(seen)[0].size + ravel_pytree(z)[0].size
+    without = jax.device_get(_compare(plain, method, seen, z, data, low_discrepancy(8, size, 4)))
+    return 0.0 if _x_is_wrong(without, tolerance) else math.inf
+
+
+def _x_is_wrong(seen: "_Comparison", tolerance: float) -> bool:
+    return bool(np.any(np.asarray(seen.smooth) & (np.asarray(seen.error_x) > tolerance)))
 
 
 class _Comparison(NamedTuple):
@@ -462,7 +491,7 @@ class _Comparison(NamedTuple):
     early: Array
 
 
-@eqx.filter_jit
+@quick_jit
 def _compare(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, unit: Array) -> _Comparison:
     flat = flatten(problem, x, z, data)
     phi = approximate(problem, method)
@@ -473,8 +502,9 @@ def _compare(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, 
         return phi(flat.unravel_x(v[:n]), flat.unravel_y(v[n:]), *data)[0]
 
     def probe(i, unit):
-        # Half of the probes lie near the given point, the others anywhere in the sets.
+        # Half of the probes lie near the given point, a quarter anywhere in the sets, a quarter near their bounds.
         near = jnp.where(i % 2 == 0, 0.02 * (i > 0), 1.0)
+        unit = jnp.where(i % 4 == 1, 0.05 * unit + 0.95 * (unit > 0.5), unit)
         far_x, far_z = flat.x_range.spread(unit[:n], 0.01), flat.y_range.spread(unit[n:], 0.01)
         v = jnp.concatenate([flat.project_x(x0 + near * (far_x - x0)), flat.project_y(z0 + near * (far_z - z0))])
         gradient = jax.grad(value)(v)
@@ -487,11 +517,13 @@ def _compare(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, 
         kink = jnp.abs(coarse - fine) > 1e-4 * size
         error = jnp.abs(claimed - fine) / size
         error_x, error_z = jnp.max(error[:4], initial=0), jnp.max(error[4:], initial=0)
+        info = phi(flat.unravel_x(v[:n]), flat.unravel_y(v[n:]), *data)[1]
         swapped = jnp.full((), jnp.inf)
         if 2 * n == v.size:
-            other = spans @ jnp.concatenate([gradient[n:], gradient[:n]])
-            swapped = jnp.max(jnp.abs(other - fine) / size)
-        info = phi(flat.unravel_x(v[:n]), flat.unravel_y(v[n:]), *data)[1]
+            # The part of the x-gradient that does not go through y cannot have been swapped.
+            direct = jax.grad(flat.upper)(v[:n], _ravel(info.y, flat))
+            other = jnp.concatenate([gradient[n:] + direct, gradient[:n] - direct])
+            swapped = jnp.max(jnp.abs(spans @ other - fine) / size)
         last = jnp.concatenate([_ravel(info.y, flat), _ravel(info.y_last, flat)])
         bounds = jnp.tile(flat.y_range.lo, 2), jnp.tile(flat.y_range.hi, 2)
         clipped = jnp.any((last <= bounds[0]) | (last >= bounds[1]))
@@ -505,7 +537,7 @@ def _difference(value: Callable[[Array], Array], v: Array, direction: Array, h: 
     return (value(v + h * direction) - value(v - h * direction)) / (2 * h)
 
 
-@eqx.filter_jit
+@quick_jit
 def _context_error(problem: Problem, x: PyTree, data: Any) -> Array:
     """The relative error of the context's pullback against central differences of the context itself."""
     v, unravel = ravel_pytree(x)
@@ -543,7 +575,8 @@ def _judge(seen: _Comparison, context_error: float | None, tolerance: float, met
     if not smooth.any():
         words = "φ has a kink at every probe, so nothing could be compared. Give a smoother point, or more probes."
     elif not wrong:
-        words = f"∇φ agrees with finite differences at {smooth.sum()} points (largest relative error {max(errors.values()):.1g})."
+        worst = max(errors.values())
+        words = f"∇φ agrees with finite differences at {smooth.sum()} points (largest relative error {worst:.1g})."
     else:
         words = f"∇φ is wrong at {bad.sum()} of {smooth.sum()} points: " + "; ".join(_BLAME[w] for w in wrong) + "."
     return GradientCheck(bool(smooth.any()) and not wrong, errors, tuple(wrong), words, int(smooth.sum()))

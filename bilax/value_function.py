@@ -5,6 +5,7 @@ barriers between basins), then damped Newton steps. Everything is a vmap, so a h
 than one.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,18 +14,50 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 from scipy.stats import qmc
 
+from bilax.checks import check_inside, check_objectives, check_point
+from bilax.dynamics import residual
 from bilax.problem import Problem
 from bilax.sets import Ball, Box, NonNegative, Set, Simplex
+from bilax.solution import History, Solution, Status
+
+_SGD = optax.sgd(0.1)
 
 NEWTON_LIMIT = 32
 """Above this many follower variables the Hessian is not formed and descents use the gradient alone."""
 
 _REACH = 100.0
 """How far starts go from the given point where a set has no bound, in units of max(1, |coordinate|)."""
+
+
+_QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+
+
+@functools.cache
+def _quick_options() -> dict[str, Any]:
+    try:
+        jax.jit(lambda v: v + 1, compiler_options=_QUICK).lower(0.0).compile()
+    except Exception:  # a backend or a release that does not know them
+        return {}
+    return {"compiler_options": _QUICK}
+
+
+def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`eqx.filter_jit` for programs that run once or twice: half the compile time, for somewhat slower code."""
+
+    @functools.cache
+    def compiled():
+        return eqx.filter_jit(function, **_quick_options())
+
+    @functools.wraps(function)
+    def call(*args):
+        return compiled()(*args)
+
+    return call
 
 
 class Range(NamedTuple):
@@ -255,3 +288,165 @@ def descend(f: Callable[[Array], Array], project: Callable[[Array], Array], y: A
     damping = 1e-2 * jnp.linalg.norm(slope(y))
     damping = jnp.where(jnp.isfinite(damping), jnp.maximum(damping, 1e-12), 1.0)
     return jax.lax.fori_loop(0, steps, body, (y, f(y), damping))[0]
+
+
+# Methods on the value function
+
+
+def _rising(t: Array) -> Array:
+    return 1.0 + 0.1 * t
+
+
+def _falling(t: Array) -> Array:
+    return 0.5 / jnp.sqrt(1.0 + t)
+
+
+class _Penalty(eqx.Module):
+    problem: Problem
+    data: tuple[Any, ...]
+    inner_steps: int
+    step_size: float
+    weight: Callable[[Array], Array]
+
+    def follow(self, lam: Array, x: PyTree, y: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
+        upper, lower, _ = self.problem.follower(x, self.data)
+        y = _run_down(self, lambda y: lower(y) + upper(y) / lam, y)
+        return y, _run_down(self, lower, z)
+
+    def penalised(self, lam: Array, x: PyTree, y: PyTree, z: PyTree) -> Array:
+        upper, lower, _ = self.problem.follower(x, self.data)
+        return upper(y) + lam * (lower(y) - lower(z))
+
+
+class _Barrier(eqx.Module):
+    problem: Problem
+    data: tuple[Any, ...]
+    inner_steps: int
+    step_size: float
+    weight: Callable[[Array], Array]
+
+    def follow(self, eps: Array, x: PyTree, y: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
+        z = _run_down(self, lambda z: self.regularised(eps, x, z), z)
+        inside = lambda y: self.room(eps, x, y, z) > 0  # noqa: E731
+        return _run_down(self, lambda y: self.penalised(eps, x, y, z), z, inside), z
+
+    def penalised(self, eps: Array, x: PyTree, y: PyTree, z: PyTree) -> Array:
+        upper = self.problem.upper(x, y, *self.data) + eps / 2 * optax.tree.norm(y, squared=True)
+        room = self.room(eps, x, y, z)
+        return upper - eps * jnp.log(jnp.maximum(room, jnp.finfo(room.dtype).tiny))
+
+    def room(self, eps: Array, x: PyTree, y: PyTree, z: PyTree) -> Array:
+        return self.regularised(eps, x, z) + eps - self.problem.lower(x, y, *self.data)
+
+    def regularised(self, eps: Array, x: PyTree, z: PyTree) -> Array:
+        return self.problem.lower(x, z, *self.data) + eps / 2 * optax.tree.norm(z, squared=True)
+
+
+def penalty(
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    *,
+    inner_steps: int,
+    step_size: float,
+    steps: int = 500,
+    optimizer: optax.GradientTransformation = _SGD,
+    weight: Callable[[Array], Array] = _rising,
+    data: tuple[Any, ...] = (),
+) -> Solution:
+    """F²SA (Kwon, Kwon, Wright and Nowak 2023): descends F + λ_t (f − f*) with first derivatives only.
+
+    Per outer step z takes `inner_steps` steps on f and y as many on f + F/λ_t; x then follows
+    ∇_x F(x, y) + λ_t (∇_x f(x, y) − ∇_x f(x, z)). `weight` is t -> λ_t, rising. y and z go on from where they
+    were, from y0 at first, so f* is only as good as the basin that y0 lies in: see `solve_global`.
+    """
+    return _solve_value(_Penalty(problem, data, inner_steps, step_size, weight), x0, y0, steps, optimizer)
+
+
+def bvfim(
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    *,
+    inner_steps: int,
+    step_size: float,
+    steps: int = 500,
+    optimizer: optax.GradientTransformation = _SGD,
+    weight: Callable[[Array], Array] = _falling,
+    data: tuple[Any, ...] = (),
+) -> Solution:
+    """BVFIM (Liu, Liu, Yuan, Zeng and Zhang 2021): an interior-point method on f(x, y) ≤ f*(x) + ε.
+
+    Per outer step z takes `inner_steps` steps on f + ε/2 ‖z‖², which gives f*_ε(x); y, begun at z, takes as many
+    on F + ε/2 ‖y‖² − ε log(f*_ε(x) + ε − f(x, y)), none of which may leave the interior; x follows the same
+    function's x-gradient. `weight` is t -> ε_t, falling to zero; one number serves as the method's regulariser,
+    barrier and slack.
+    """
+    return _solve_value(_Barrier(problem, data, inner_steps, step_size, weight), x0, y0, steps, optimizer)
+
+
+def _run_down(
+    method: _Penalty | _Barrier,
+    f: Callable[[PyTree], Array],
+    y: PyTree,
+    allowed: Callable[[PyTree], Array] = lambda y: jnp.asarray(True),
+) -> PyTree:
+    """Projected descent; a step to where `allowed` is false is not taken, and the next ones are half as long."""
+
+    def body(_, carry):
+        y, alpha = carry
+        moved = jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), y, jax.grad(f)(y))
+        trial = method.problem.y_set.project(moved)
+        good = allowed(trial)
+        return jax.tree.map(lambda new, old: jnp.where(good, new, old), trial, y), jnp.where(good, alpha, alpha / 2)
+
+    return jax.lax.fori_loop(0, method.inner_steps, body, (y, jnp.asarray(method.step_size, float)))[0]
+
+
+def _solve_value(
+    method: _Penalty | _Barrier, x0: PyTree, y0: PyTree, steps: int, optimizer: optax.GradientTransformation
+) -> Solution:
+    problem = method.problem
+    for name, count in (("inner_steps", method.inner_steps), ("steps", steps)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
+    if not method.step_size > 0:
+        raise ValueError(f"step_size must be positive, got {method.step_size}.")
+    if not isinstance(method.data, tuple):
+        raise TypeError(f"data must be a tuple (write data=(batch,) for one value), got {type(method.data)}.")
+    if problem.context is not None:
+        raise ValueError("value-function methods differentiate f in x directly: give a problem without `context`.")
+    x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
+    x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
+    check_objectives(problem, x0, y0, method.data)
+    return jax.device_get(_run_value(method, x0, y0, steps, optimizer)).trimmed()
+
+
+@eqx.filter_jit
+def _run_value(
+    method: _Penalty | _Barrier, x0: PyTree, y0: PyTree, steps: int, optimizer: optax.GradientTransformation
+) -> Solution:
+    problem = method.problem
+
+    def outer(carry, t):
+        x, y, z, memory, alive = carry
+        weight = method.weight(t)
+        y_new, z_new = method.follow(weight, x, y, z)
+        slope = jax.grad(method.penalised, 1)(weight, x, y_new, z_new)
+        updates, memory_new = optimizer.update(slope, memory, x)
+        x_new = problem.x_set.project(optax.apply_updates(x, updates))
+        upper, lower, left = report(x, y_new)
+        entry = History(upper, lower, left, jnp.asarray(0), optax.tree.norm(slope), jnp.zeros(()))
+        new = x_new, y_new, z_new, memory_new
+        alive = alive & jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((new, entry))]))
+        kept = jax.tree.map(lambda a, b: jnp.where(alive, a, b), new, (x, y, z, memory))
+        return (*kept, alive), (entry, alive)
+
+    def report(x, y):
+        follower = problem.follower(x, method.data)
+        return follower.upper(y), follower.lower(y), residual(follower, y, method.step_size)
+
+    start = x0, y0, y0, optimizer.init(x0), jnp.asarray(True)
+    (x, y, z, _, alive), (history, lives) = jax.lax.scan(outer, start, jnp.arange(steps, dtype=float))
+    status = jnp.where(alive, Status.step_limit, Status.non_finite)
+    return Solution(x, y, z, *report(x, y), jnp.asarray(0), status, jnp.sum(lives), history)

@@ -41,9 +41,7 @@ PROBLEMS: dict[str, Known] = {
         lambda x, y: (x + 0.5) ** 2 + 0.5 * y**2, lambda x, y: 0.5 * x * y**2 + y**4 / 4, ONE, ONE, 0.1875
     ),
     "mb_2007_18": _known(lambda x, y: -(x**2) + y**2, lambda x, y: x * y**2 - y**4 / 2, ONE, ONE, -1.0),
-    "mb_2007_20": _known(
-        lambda x, y: (x - 0.25) ** 2 + y**2, lambda x, y: -(x**2) * y + y**3 / 3, ONE, ONE, 0.3125
-    ),
+    "mb_2007_20": _known(lambda x, y: (x - 0.25) ** 2 + y**2, lambda x, y: -(x**2) * y + y**3 / 3, ONE, ONE, 0.3125),
     "mb_2007_23": _known(
         lambda x, y: x**2 - y, lambda x, y: ((y - 1 - 0.1 * x) ** 2 - 0.5 - 0.5 * x) ** 2, UNIT, (0.0, 3.0), -1.7549
     ),
