@@ -11,6 +11,7 @@ from .derivatives import (
     Scene,
 )
 from .dynamics import Aggregated, Dynamics, FromOptax, GradientDescent, Nesterov, residual
+from .landscape import basin_map, landscape, leader_path
 from .methods import (
     RECIPES,
     Method,
@@ -82,6 +83,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "approximate",
+    "basin_map",
     "bda",
     "bvfim",
     "certify",
@@ -92,6 +94,8 @@ __all__ = [
     "ia_gm",
     "ia_gm_a",
     "iaptt_gm",
+    "landscape",
+    "leader_path",
     "ls",
     "maml",
     "multistart",
