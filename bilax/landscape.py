@@ -1,5 +1,6 @@
 """Pictures of small problems: the landscape that the leader sees, and which starts end where."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,8 +24,8 @@ def landscape(
     x: PyTree,
     y: PyTree,
     *,
-    x_range: tuple[float, float] | None = None,
-    y_range: tuple[float, float] | None = None,
+    x_range: Sequence[float | int] | None = None,
+    y_range: Sequence[float | int] | None = None,
     paths: dict[str, Any] | None = None,
     data: tuple[Any, ...] = (),
     resolution: int = 400,
@@ -104,7 +105,7 @@ def basin_map(
     y0: PyTree,
     directions: tuple[tuple[PyTree, PyTree], tuple[PyTree, PyTree]],
     *,
-    extent: tuple[float, float, float, float],
+    extent: Sequence[float | int],
     resolution: int = 40,
     steps: int = 500,
     optimizer: optax.GradientTransformation = _SGD,
@@ -120,7 +121,8 @@ def basin_map(
     """
     if len(directions) != 2 or any(len(direction) != 2 for direction in directions):
         raise ValueError("directions must be two pairs (in x, in y) of trees shaped like x0 and y0.")
-    s, t = np.linspace(*extent[:2], resolution), np.linspace(*extent[2:], resolution)
+    s_lo, s_hi, t_lo, t_hi = extent
+    s, t = np.linspace(s_lo, s_hi, resolution), np.linspace(t_lo, t_hi, resolution)
     grid_s, grid_t = (g.ravel() for g in np.meshgrid(s, t))
 
     def start(a, b):
@@ -142,7 +144,7 @@ def basin_map(
     return figure
 
 
-def _limits(name: str, given: tuple[float, float] | None, found: Any) -> tuple[float, float]:
+def _limits(name: str, given: Sequence[float | int] | None, found: Any) -> tuple[float, float]:
     lo, hi = given if given is not None else (float(found.lo[0]), float(found.hi[0]))
     if not np.isfinite([lo, hi]).all() or not lo < hi:
         raise ValueError(

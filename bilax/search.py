@@ -338,7 +338,7 @@ def solve_global(
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
     if not isinstance(data, tuple):
         raise TypeError(f"data must be a tuple (write data=(batch,) for one value), got {type(data)}.")
-    seed = 0 if key is None else int(np.sum(jax.random.key_data(key), dtype=np.uint64) % (1 << 31)) + 1
+    seed = 0 if key is None else int(np.asarray(jax.random.key_data(key), np.uint64).sum() % (1 << 31)) + 1
     with jax.enable_x64(True):
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
         x0, y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (x0, y0))

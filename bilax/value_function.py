@@ -175,14 +175,22 @@ def follower_minima(flat: Flat, x: Array, unit: Array, keep: int, rounds: int = 
     def improve(r, points):
         scanned = jax.vmap(lambda y: scan_coordinates(f, flat.project_y, flat.y_range, y, r / rounds))(points)
         ends = jax.vmap(lambda y: descend(f, flat.project_y, y, steps))(jnp.concatenate([points, scanned]))
-        return ends[_lowest(jax.vmap(f)(ends), keep)]
+        ends, _ = _distinct_first(ends, jax.vmap(f)(ends), flat.y_range.width)
+        return ends[:keep]
 
     points = jax.lax.fori_loop(0, rounds, improve, points)
     values = jax.vmap(f)(points)
-    near = jnp.max(jnp.abs(points[:, None] - points) / flat.y_range.width, axis=-1) < 1e-4
+    points, repeated = _distinct_first(points, values, flat.y_range.width)
+    return Minima(points, jax.vmap(f)(points), spread, jnp.sum(~repeated))
+
+
+def _distinct_first(points: Array, values: Array, width: Array) -> tuple[Array, Array]:
+    """The points by value, those within 1e-4 of the width of a lower one last; and which those are."""
+    points = points[jnp.argsort(jnp.where(jnp.isnan(values), jnp.inf, values))]
+    near = jnp.max(jnp.abs(points[:, None] - points) / width, axis=-1) < 1e-4
     repeated = jnp.any(jnp.tril(near, -1), axis=1)
     order = jnp.argsort(repeated, stable=True)
-    return Minima(points[order], values[order], spread, jnp.sum(~repeated))
+    return points[order], repeated[order]
 
 
 def gap_tolerance(lowest: Array, spread: Array, size: Array, absolute: float, relative: float) -> Array:
@@ -207,10 +215,6 @@ def low_discrepancy(count: int, dimension: int, seed: int) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about counts that are no power of two, which only lose some balance
         return (qmc.Sobol(dimension, scramble=False).random(count) + shift) % 1
-
-
-def _lowest(values: Array, keep: int) -> Array:
-    return jnp.argsort(jnp.where(jnp.isnan(values), jnp.inf, values))[:keep]
 
 
 def _promising(points: Array, values: Array, keep: int) -> Array:

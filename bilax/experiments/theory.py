@@ -105,7 +105,7 @@ class Theory(Target):
         return path
 
 
-def _slopes(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+def _slopes(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     cases = {f"residual, {k}": v for k, v in results["lemma_31"]["cases"].items()}
     cases |= {f"f − f*, {k}": v for k, v in results["theorem_34"]["cases"].items()}
     return {name: case for name, case in cases.items() if "predicted" in case}
