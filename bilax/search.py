@@ -208,7 +208,7 @@ def _settle(
             x, y, rivals, _ = carry
             # The first pass only finds the rivals.
             x, y = _close_gap(flat, scales, x, y, rivals, mode > 0, jnp.where(i == 0, 0, 0.1 ** (i - 1)))
-            minima = follower_minima(flat, x, unit, keep=16)
+            minima = follower_minima(flat, x, y, unit, keep=16)
             checked = _take_best(flat, scales, x, y, minima)
             return x, jnp.where(mode == 2, checked.y, y), minima.points[:RIVALS], checked
 

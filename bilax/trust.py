@@ -178,7 +178,7 @@ def _inspect(problem: Problem, x: PyTree, y: PyTree, data: Any, units: tuple[Arr
     flat = flatten(problem, x, y, data)
     x_flat, y_flat = _ravel(x, flat), _ravel(y, flat)
     value = flat.lower(x_flat, y_flat)
-    minima = follower_minima(flat, x_flat, units[0], keep=48, rounds=3)
+    minima = follower_minima(flat, x_flat, y_flat, units[0], keep=48, rounds=3)
     elsewhere = (
         flat.x_range.spread(units[1][:, : x_flat.size], 0.01),
         flat.y_range.spread(units[1][:, x_flat.size :], 0.01),

@@ -155,11 +155,14 @@ class Minima(NamedTuple):
     """how many distinct points there are"""
 
 
-def follower_minima(flat: Flat, x: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20) -> Minima:
-    """Minimises f(x, ·) over Y from points spread over it; `unit` are N points of [0, 1]ᵐ.
+def follower_minima(
+    flat: Flat, x: Array, y: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20
+) -> Minima:
+    """Minimises f(x, ·) over Y from points spread over it and from `y`; `unit` are N points of [0, 1]ᵐ.
 
     The `keep` most promising of them descend by damped Newton steps. Then, `rounds` − 1 times, copies of them
-    are scanned along every coordinate and descend again, and the lowest `keep` of all stay.
+    are scanned along every coordinate and descend again, and the lowest `keep` of all stay. With many variables
+    no sample comes near a point that is in question, so that point itself is among the starts.
     """
 
     def f(y):
@@ -170,7 +173,7 @@ def follower_minima(flat: Flat, x: Array, unit: Array, keep: int, rounds: int = 
     values = jax.vmap(f)(points)
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
     spread = jnp.max(jnp.where(jnp.isfinite(values), values, -jnp.inf)) - jnp.min(values)
-    points = points[_promising(points, values, keep)]
+    points = jnp.concatenate([y[None], points[_promising(points, values, keep - 1)]])
 
     def improve(r, points):
         scanned = jax.vmap(lambda y: scan_coordinates(f, flat.project_y, flat.y_range, y, r / rounds))(points)
@@ -234,20 +237,22 @@ def _promising(points: Array, values: Array, keep: int) -> Array:
 def scan_coordinates(
     f: Callable[[Array], Array], project: Callable[[Array], Array], search: Range, y: Array, offset: Any
 ) -> Array:
-    """One sweep over the coordinates, each set to its best value on a grid while the others stay.
+    """One sweep over the coordinates, each set to its best value of a grid while the others stay.
 
     It crosses barriers that stop a descent, and solves separable followers however many basins they have.
     """
-    size = 2 * max(16, 128 // y.size)
+    size = 2 * max(16, 64 // y.size)
     even = jnp.clip((jnp.arange(size) + offset) / (size - 1), 0, 1)
-    # Without bounds: steps of every magnitude, to both sides.
-    powers = 10.0 ** jnp.linspace(-2, 2.3, size // 2)
-    jumps = jnp.concatenate([powers, -powers])
+    # Steps of every magnitude to both sides: a follower may have basins far narrower than the even grid.
+    bounded = 10.0 ** (jnp.linspace(-4, 0, size // 2) - offset * 4 / (size // 2))
+    free = 10.0 ** (jnp.linspace(-2, 2.3, size // 2) - offset * 4.3 / (size // 2))
 
     def improve(i, y):
-        bounded = search.lo[i] + (search.hi[i] - search.lo[i]) * even
-        free = y[i] + jumps * jnp.maximum(1.0, jnp.abs(search.centre[i]))
-        grid = jnp.where(jnp.isfinite(search.lo[i]) & jnp.isfinite(search.hi[i]), bounded, free)
+        finite = jnp.isfinite(search.lo[i]) & jnp.isfinite(search.hi[i])
+        scale = jnp.maximum(1.0, jnp.abs(search.centre[i]))
+        jumps = jnp.where(finite, bounded * (search.hi[i] - search.lo[i]), free * scale)
+        everywhere = jnp.where(finite, search.lo[i] + (search.hi[i] - search.lo[i]) * even, y[i])
+        grid = jnp.concatenate([everywhere, y[i] + jumps, y[i] - jumps])
         trials = jax.vmap(lambda v: project(y.at[i].set(v)))(jnp.concatenate([grid, y[i][None]]))
         values = jax.vmap(f)(trials)
         return trials[jnp.argmin(jnp.where(jnp.isnan(values), jnp.inf, values))]

@@ -115,7 +115,7 @@ def test_follower_minima_finds_every_basin():
     with jax.enable_x64(True):
         problem = bilax.Problem(lambda x, y: y, lambda x, y: jnp.sin(3 * y) + 0.01 * y**2, y_set=bilax.Box(-6.0, 6.0))
         flat = flatten(problem, (), jnp.asarray(0.0))
-        found = jax.jit(lambda unit: follower_minima(flat, jnp.zeros(0), unit, keep=24))(low_discrepancy(512, 1, 0))
+        found = jax.jit(lambda unit: follower_minima(flat, jnp.zeros(0), jnp.zeros(1), unit, keep=24))(low_discrepancy(512, 1, 0))
     distinct = np.sort(found.points[: int(found.distinct), 0])
     curvature = np.sign(np.sin(3 * distinct) + 0.01 * distinct**2)
     # Five interior minima near (4k − 1) π/6, and the two ends, of which f falls towards one only.
