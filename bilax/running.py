@@ -290,7 +290,12 @@ def _display(progress: bool, steps: int, done: int) -> Iterator[Callable[[int, l
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+        columns = (
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=steps, completed=done, text="compiling", rate="")
             clock = _Rate(done)

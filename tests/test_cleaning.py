@@ -140,6 +140,30 @@ def test_the_loop_is_that_of_solve(name):
     assert run.scores.f1[-1, 0] > 0.9
 
 
+def test_a_run_goes_on_where_it_broke_off(tmp_path):
+    parts, y0s, method = blobs(), networks(), METHODS["IAPTT-GM"]
+    outer, saved = dataclasses.replace(OUTER, every=10), tmp_path / "state.npz"
+    whole_run = cleaning.train(method, parts, y0s, outer)
+
+    def stop(run):
+        if run.steps[-1] == 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cleaning.train(method, parts, y0s, outer, report=stop, saved=saved)
+    seen = []
+    other = cleaning.train(method, parts, y0s, outer, seed=1, report=lambda run: seen.append(run), saved=saved)
+    assert len(seen) == 6  # another run begins at its beginning
+    with pytest.raises(KeyboardInterrupt):
+        cleaning.train(method, parts, y0s, outer, report=stop, saved=saved)
+    run = cleaning.train(method, parts, y0s, outer, report=lambda run: seen.append(run), saved=saved)
+    assert len(seen) == 6 + 2  # four of the six recordings were kept
+    np.testing.assert_array_equal(run.x, whole_run.x)
+    np.testing.assert_array_equal(run.scores.f1, whole_run.scores.f1)
+    assert not saved.exists()
+    assert other.steps.tolist() == run.steps.tolist()
+
+
 def test_seeds_run_together_as_they_run_alone():
     parts, y0s, method = blobs(2), networks(2), METHODS["IAPTT-GM"]
     together = cleaning.train(method, parts, y0s, OUTER)

@@ -101,7 +101,7 @@ class Cleaning:
         return known[self.method]
 
     def compute(self, keep: bool = True) -> dict[str, Any]:
-        """Runs the method; stores what there is on the way, so that a long run that breaks off is not lost."""
+        """Runs the method; stores what there is on the way and goes on from there if started again."""
         method, parts = self.chosen_method(), self.parts()
         outer = Outer(self.steps, self.rate, self.z_rate, self.every, self.batch, self.patience)
 
@@ -116,7 +116,8 @@ class Cleaning:
             if keep and run.steps[-1] % (8 * self.every) == 0:
                 save_json(self.path, self, {"complete": False, **summary(run)})
 
-        run = cleaning.train(method, parts, self.networks(parts), outer, self.activation, self.seed, report)
+        saved = self.path.with_suffix(".npz") if keep else None
+        run = cleaning.train(method, parts, self.networks(parts), outer, self.activation, self.seed, report, saved)
         results = {"complete": True, **summary(run), "extremes": extremes(run, parts)}
         if keep:
             save_json(self.path, self, results)
