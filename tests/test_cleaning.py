@@ -115,7 +115,7 @@ def test_precision_recall_and_f1():
 # the loop
 
 # The same settings everywhere, so that the tests compile as little as possible.
-OUTER = Outer(steps=60, rate=0.1, z_rate=0.5, every=25)
+OUTER = Outer(steps=60, rate=0.1, z_rate=0.05, z_decay=0.1, every=25)
 METHODS = cleaning.methods(5, 0.5)
 
 
@@ -131,7 +131,7 @@ def test_the_loop_is_that_of_solve(name):
         jax.tree.map(lambda leaf: leaf[0], y0s),
         steps=60,
         optimizer=optax.adam(0.1),
-        z_optimizer=optax.sgd(optax.cosine_decay_schedule(0.5, 60)),
+        z_optimizer=OUTER.z_optimizer(),
         data=(whole(parts),),
     )
     np.testing.assert_allclose(run.x[0], solution.x, rtol=1e-6, atol=1e-8)
@@ -362,6 +362,6 @@ def test_real_pictures_are_cleaned():
     if not os.environ.get("BILAX_DATA") or find("mnist") is None:
         pytest.skip("BILAX_DATA does not name a folder with mnist")
     config = Cleaning("mnist", sizes=(500, 500, 100, 500), inner_steps=10, step_size=0.1, steps=60, every=60, seeds=1)
-    results = dataclasses.replace(config, rate=0.05, z_rate=0.3).compute(keep=False)
+    results = dataclasses.replace(config, rate=0.05, z_rate=5e-3).compute(keep=False)
     assert results["curves"]["f1"][-1][0] > 0.8
     assert results["curves"]["test_z"][-1][0] > 0.65
