@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -250,6 +251,8 @@ def test_implicit_gradient_of_a_large_follower_in_single_precision():
 
 # commands and targets
 
+SMALL: dict[str, Any] = {"sizes": (60, 50, 40, 30), "inner_steps": 3, "steps": 4, "every": 2, "hidden": 8, "seeds": 2}
+
 
 @pytest.fixture(scope="module")
 def tiny_digits():
@@ -307,7 +310,7 @@ def test_weights_do_not_depend_on_the_scale_of_the_inputs(tiny_digits):
 
 
 def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path):
-    config = Cleaning(sizes=(60, 50, 40, 30), inner_steps=3, steps=4, every=2, hidden=8, seeds=2, out=tmp_path)
+    config = Cleaning(**SMALL, out=tmp_path)
     assert config.stored() is None
     results = config.compute()
     again = config.stored()
@@ -329,7 +332,9 @@ def test_measures_at_the_end_and_at_the_held_out_choice():
     assert [steps_to(results, goal) for goal in (2.0, 1.5, 0.5)] == [10, 20, 21]
 
 
-def test_table_3_in_small(tmp_path, capsys):
+def test_table_3_in_small(tmp_path, capsys, monkeypatch):
+    full = Table3.config
+    monkeypatch.setattr(Table3, "config", lambda *arguments: dataclasses.replace(full(*arguments), **SMALL))
     target = Table3(out=tmp_path, quick=True, data=("digits",), methods=("IAPTT-GM", "IA-GM"))
     target.main()
     out = capsys.readouterr().out
@@ -351,7 +356,7 @@ def test_figure_3_right_in_small(tmp_path, capsys):
 
 
 def test_roofline_measures_all_three_rates():
-    measured = roofline(examples=200, inner_steps=2, repeats=1)
+    measured = roofline(examples=100, inner_steps=2, repeats=1)
     rate = measured["matrix product, GFLOP/s"]
     for name in ("forward", "forward and backward"):
         assert 0 < measured[f"{name}, share"] < 1.5  # above 1 the count of operations would be wrong
@@ -361,7 +366,7 @@ def test_roofline_measures_all_three_rates():
 def test_real_pictures_are_cleaned():
     if not os.environ.get("BILAX_DATA") or find("mnist") is None:
         pytest.skip("BILAX_DATA does not name a folder with mnist")
-    config = Cleaning("mnist", sizes=(500, 500, 100, 500), inner_steps=10, step_size=0.1, steps=60, every=60, seeds=1)
-    results = dataclasses.replace(config, rate=0.05, z_rate=5e-3).compute(keep=False)
+    config = Cleaning("mnist", sizes=(300, 300, 100, 500), inner_steps=5, step_size=0.1, steps=40, every=40, seeds=1)
+    results = dataclasses.replace(config, rate=0.05, z_rate=5e-3, hidden=30).compute(keep=False)
     assert results["curves"]["f1"][-1][0] > 0.8
     assert results["curves"]["test_z"][-1][0] > 0.65
