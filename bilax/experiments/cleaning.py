@@ -186,9 +186,9 @@ class Outer:
     steps: int = 3000
     rate: float = 0.01
     """Adam's, for x"""
-    z_rate: float = 1e-4
+    z_rate: float = 7e-5
     """Adam's, for z; shrinks to zero along a half cosine over all steps"""
-    z_decay: float = 3.0
+    z_decay: float = 4.0
     """weight decay of z, times its rate"""
     every: int = 25
     """outer steps between measurements"""

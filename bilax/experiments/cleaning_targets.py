@@ -244,7 +244,7 @@ class Table3(Target):
         quick: dict[str, Any] = {}
         if self.quick:
             # The same flow in fewer steps (K α and T times the rate of z are kept), on a fifth of the data.
-            quick = {"inner_steps": 10, "step_size": 0.15, "steps": 150, "z_rate": 2e-3, "seeds": 2}
+            quick = {"inner_steps": 10, "step_size": 0.15, "steps": 150, "z_rate": 1.4e-3, "seeds": 2}
             quick["sizes"] = None if data == "digits" else (1000, 1000, 1000, 2000)
         base = Cleaning(data, self.folder, method, self.activation, steps=self.steps, seeds=self.seeds, seed=self.seed)
         patience = None if method == "IAPTT-GM" else 500
@@ -395,7 +395,7 @@ class Figure3Right(Target):
             parts = config.parts()
         y0s = config.networks(parts)
         steps = 60 if self.quick else self.steps
-        outer = Outer(steps, z_rate=0.3 / steps, every=5)
+        outer = Outer(steps, z_rate=0.2 / steps, every=5)
         results: dict[str, Any] = {}
         for inner_steps, step_size in self.settings:
             methods = {
