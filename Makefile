@@ -8,7 +8,7 @@ READY := .venv/ready
 .PHONY: run test check bench clean
 
 run: $(READY)
-	$(BIN)/bilax compare toy
+	$(BIN)/bilax demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

@@ -14,6 +14,10 @@ COMMANDS = {
     "run": {
         "toy": ("bilax.experiments.single:Toy", "the paper's non-convex example, one method, one start"),
         "convex": ("bilax.experiments.single:Convex", "the paper's convex example, n = 50"),
+        "cleaning": (
+            "bilax.experiments.cleaning_targets:Cleaning",
+            "half the labels wrong: digits, MNIST, FashionMNIST",
+        ),
     },
     "compare": {
         "toy": ("bilax.experiments.single:CompareToy", "all methods on the non-convex example, a table and a figure"),
@@ -22,14 +26,31 @@ COMMANDS = {
         "figure-1": ("bilax.experiments.toy:Figure1", "error curves from three starts, and basin maps"),
         "figure-2": ("bilax.experiments.toy:Figure2", "k̄ and speed, with and without truncation"),
         "table-1": ("bilax.experiments.toy:Table1", "time and memory of five methods"),
+        "table-3": ("bilax.experiments.cleaning_targets:Table3", "hyper-cleaning of MNIST and FashionMNIST"),
         "figure-3-left": ("bilax.experiments.convex:Figure3Left", "acceleration on the convex example"),
+        "figure-3-right": ("bilax.experiments.cleaning_targets:Figure3Right", "acceleration in hyper-cleaning"),
+        "theory": ("bilax.experiments.theory:Theory", "the lemmas and theorems, measured against what they predict"),
+    },
+    "diagnose": {
+        "toy": ("bilax.experiments.diagnosing:DiagnoseToy", "the non-convex example at a point"),
+        "convex": ("bilax.experiments.diagnosing:DiagnoseConvex", "the convex example"),
+        "suite": ("bilax.experiments.diagnosing:DiagnoseSuite", "one of twelve problems with known answers"),
     },
     "bench": {
+        "suite": ("bilax.experiments.suite:Suite", "twelve problems with known answers, every method and solve_global"),
         "speed": ("bilax.experiments.speed:Speed", "what the outer loop and the sweep cost"),
+        "roofline": ("bilax.experiments.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
+    },
+    "data": {
+        "list": ("bilax.datasets.commands:DataList", "which data sets are here, and where"),
+        "check": ("bilax.datasets.commands:DataCheck", "whether their files are whole"),
+        "fetch": ("bilax.datasets.commands:DataFetch", "download one, resumed and checked"),
     },
 }
 
 VERBS = {
+    "demo": ("bilax.experiments.demo:Demo", "the paper's example, and wrong labels found among digits"),
+    "clean": ("bilax.experiments.clean:Clean", "find wrong labels in your own .npz file"),
     "report": ("bilax.report:Report", "one HTML page on one or several runs: curves, settings, a comparison"),
     "completion": ("bilax.completion:Completion", "a script that completes commands and options in your shell"),
 }
@@ -38,7 +59,9 @@ SUMMARY = {
     "run": "one experiment with one method",
     "compare": "all methods on one experiment",
     "reproduce": "a table or figure of the paper, with its claims checked",
-    "bench": "speed and memory",
+    "diagnose": "curvature, step length, minima, and which method to use",
+    "bench": "speed, memory, and problems with known answers",
+    "data": "data sets",
 }
 
 EXAMPLES = """\

@@ -1,0 +1,23 @@
+"""What `make run` shows."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from bilax.experiments import clean
+from bilax.experiments.common import Arg, console
+from bilax.experiments.single import CompareToy
+
+
+@dataclasses.dataclass
+class Demo:
+    """Solves the paper's non-convex example with six methods, then finds wrong labels among real digits."""
+
+    out: Annotated[Path, Arg(help="folder for the figures")] = Path("runs")
+
+    def main(self) -> None:
+        """Runs both and says where the figures are."""
+        CompareToy(out=self.out).main()
+        console.print()
+        for path in clean.demo(self.out):
+            console.print(f"wrote {path}", soft_wrap=True)
