@@ -255,14 +255,16 @@ def scan_coordinates(
     return jax.lax.fori_loop(0, y.size, improve, y)
 
 
-def descend(f: Callable[[Array], Array], project: Callable[[Array], Array], y: Array, steps: int) -> Array:
+def descend(
+    f: Callable[[Array], Array], project: Callable[[Array], Array], y: Array, steps: int, newton: bool | None = None
+) -> Array:
     """Damped Newton steps, projected, each taken only if it lowers f.
 
     The eigenvalues of the Hessian enter by absolute value, so that saddles repel; coordinates held by a bound
-    are left out. With many variables (see NEWTON_LIMIT) the Hessian is left out, and this is projected
-    gradient descent that finds its own step.
+    are left out. With many variables (by default more than NEWTON_LIMIT) the Hessian is left out, and this is
+    projected gradient descent that finds its own step.
     """
-    newton = y.size <= NEWTON_LIMIT
+    newton = y.size <= NEWTON_LIMIT if newton is None else newton
     slope = jax.grad(f)
 
     def curvature(y):
