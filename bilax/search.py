@@ -5,10 +5,11 @@ The optimistic problem is min F(x, y) such that f(x, y) ≤ f*(x). Three stages,
 1. `_explore`. A swarm of pairs (x, y) follows Adam on F + ρ (f − f*), with ρ growing; f*(x) is the lowest of a
    few *witnesses*, follower points that each pair carries along, and its gradient comes from Danskin's theorem.
    Pairs differ in their rate and in their last ρ, so that no scale has to be chosen.
-2. `_restore`. The end points violate the constraint a little, and a little is too much: where the follower
-   turns indifferent at an isolated x, any slack admits points that are too good to be true. Newton's method on
-   h(x) = f(x, y) − f(x, w), with w the follower's global minimiser, moves x to where the violation vanishes.
-3. `_improve`. From the restored points a descent along the follower's solution.
+2. `_settle`. The end points violate the constraint a little, and a little is too much: where the follower
+   turns indifferent at an isolated x, any slack admits points that are too good to be true. So x descends along
+   the follower's solution y(x), and then Newton's method on h(x) = f(x, y) − f(x, w), with w the follower's
+   global minimiser, moves it to where the violation vanishes.
+3. The same against other follower points, with x at rest unless they reveal a gap; then `certify`.
 """
 
 from typing import Any, NamedTuple
@@ -74,14 +75,13 @@ def _explore(problem: Problem, x0: PyTree, y0: PyTree, data: Any, unit: Array, f
     flat = flatten(problem, x0, y0, data)
     pairs, scales = _swarm(flat, unit, fresh.shape[1])
 
-    jumping = jnp.arange(unit.shape[0]) % 2 == 1
+    def jump(pairs, r):
+        # Every other pair, so that not all end in the same few places.
+        jumped = jax.vmap(lambda pair: _jump(flat, scales, pair, r))(jax.tree.map(lambda leaf: leaf[1::2], pairs))
+        return jax.tree.map(lambda old, new: old.at[1::2].set(new), pairs, jumped)
 
     def one_round(r, pairs):
-        jumped = jax.vmap(lambda pair: _jump(flat, scales, pair, r))(pairs)
-        jump = jumping & (r < 0.7 * ROUNDS)
-        pairs = jax.tree.map(
-            lambda new, old: jnp.where(jnp.expand_dims(jump, range(1, old.ndim)), new, old), jumped, pairs
-        )
+        pairs = jax.lax.cond(r < 0.7 * ROUNDS, jump, lambda pairs, _: pairs, pairs, r)
         pairs = jax.vmap(lambda pair: _renew(flat, pair, fresh[r], r))(pairs)
         step = jax.vmap(lambda t, pair: _follow_penalty(flat, scales, pair, t), (None, 0))
         return jax.lax.fori_loop(r * STEPS, (r + 1) * STEPS, step, pairs)
@@ -121,7 +121,7 @@ def _renew(flat: Flat, pair: Pair, unit: Array, r: Array) -> Pair:
     scan = jax.vmap(lambda y: scan_coordinates(f, flat.project_y, flat.y_range, y, r / ROUNDS))
     spread = jax.vmap(flat.project_y)(flat.y_range.spread(unit, pair.pace))
     new = jnp.concatenate([scan(jnp.stack([lowest, pair.y])), spread[2:]])
-    new = jax.vmap(lambda y: descend(f, flat.project_y, y, 5))(new)
+    new = jax.vmap(lambda y: descend(f, flat.project_y, y, 5, newton=y.size <= 2))(new)
     ws = jnp.concatenate([pair.witnesses, new])
     ws = ws[jnp.argsort(jax.vmap(f)(ws))[: unit.shape[0]]]
     slopes = jax.vmap(lambda w: jnp.linalg.norm(jax.grad(f)(w)))(ws)
@@ -194,12 +194,23 @@ class Checked(NamedTuple):
 
 @quick_jit
 def _settle(
-    problem: Problem, x0: PyTree, y0: PyTree, data: Any, xs: Array, ys: Array, modes: Array, unit: Array, scales: Scales
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    data: Any,
+    xs: Array,
+    ys: Array,
+    modes: Array,
+    unit: Array,
+    scales: Scales,
+    passes: Array,
+    descent: Array,
 ) -> Checked:
     """Moves each pair to where its follower is a global minimiser.
 
     `modes`: 0 leaves y where it is and moves x alone; 1 follows the minimum that y is in, as x descends
-    F(x, y(x)); 2 does the same but takes the best global minimiser at every pass.
+    F(x, y(x)); 2 does the same but takes the best global minimiser at every pass. `descent`: how many steps x
+    descends in each pass.
     """
     flat = flatten(problem, x0, y0, data)
 
@@ -207,20 +218,20 @@ def _settle(
         def body(i, carry):
             x, y, rivals, _ = carry
             # The first pass only finds the rivals.
-            x, y = _close_gap(flat, scales, x, y, rivals, mode > 0, jnp.where(i == 0, 0, 0.1 ** (i - 1)))
+            x, y = _close_gap(flat, scales, x, y, rivals, mode > 0, jnp.where(i == 0, 0, 0.1 ** (i - 1)), descent)
             minima = follower_minima(flat, x, y, unit, keep=16)
             checked = _take_best(flat, scales, x, y, minima)
             return x, jnp.where(mode == 2, checked.y, y), minima.points[:RIVALS], checked
 
         nothing = jnp.zeros(())
         checked = Checked(x, y, nothing, nothing, nothing, nothing)
-        return jax.lax.fori_loop(0, 4, body, (x, y, jnp.repeat(y[None], RIVALS, 0), checked))[3]
+        return jax.lax.fori_loop(0, passes, body, (x, y, jnp.repeat(y[None], RIVALS, 0), checked))[3]
 
     return jax.vmap(one)(xs, ys, modes)
 
 
 def _close_gap(
-    flat: Flat, scales: Scales, x: Array, y: Array, rivals: Array, moving: Array, pace: Any
+    flat: Flat, scales: Scales, x: Array, y: Array, rivals: Array, moving: Array, pace: Any, descent: Array
 ) -> tuple[Array, Array]:
     """Descends F(x, y(x)) while no rival is lower, then closes what gap is left by Newton's method in x."""
     noise = rounding(scales.lower_size)
@@ -231,7 +242,7 @@ def _close_gap(
 
     def body(t, carry):
         x, y, rivals, adam = carry
-        followed = jax.vmap(lambda v: descend(lambda v: f(x, v), flat.project_y, v, 2))(
+        followed = jax.vmap(lambda v: descend(lambda v: f(x, v), flat.project_y, v, 1))(
             jnp.concatenate([y[None], rivals])
         )
         y, rivals = jnp.where(moving, followed[0], y), followed[1:]
@@ -245,7 +256,7 @@ def _close_gap(
         # A multiple of the leader's slope outweighs any multiplier that the constraint can have.
         push = 4 * jnp.linalg.norm(leader) * jnp.sum(jnp.where(gaps > 0, 1 / (sizes + 1e-300), 0)[:, None] * slopes, 0)
         step, adam = _adam(adam, leader + push, t)
-        descent = 0.01 * pace * 10 ** (-4 * t / DESCENT) * step
+        downhill = 0.01 * pace * 10 ** (-4 * t / (descent + 1)) * step
 
         worst = jnp.argmax(gaps)
         slope = slopes[worst]
@@ -253,11 +264,11 @@ def _close_gap(
         size = jnp.sum(slope**2)
         newton = jnp.where((gaps[worst] > 0) & (size > 0), gaps[worst] / jnp.where(size > 0, size, 1), 0) * slope
         newton = newton * jnp.minimum(1, 0.1 / (jnp.linalg.norm(newton) + 1e-300))
-        x = flat.project_x(x - width * jnp.where(moving & (t < DESCENT), descent, newton))
+        x = flat.project_x(x - width * jnp.where(moving & (t < descent), downhill, newton))
         return x, y, rivals, adam
 
     adam = jnp.zeros(n), jnp.zeros(n)
-    return jax.lax.fori_loop(0, DESCENT + NEWTON, body, (x, y, rivals, adam))[:2]
+    return jax.lax.fori_loop(0, descent + NEWTON, body, (x, y, rivals, adam))[:2]
 
 
 def _reduced_gradient(flat: Flat, x: Array, y: Array) -> Array:
@@ -371,9 +382,27 @@ def _search(scene: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
     merits = [upper + weight * np.maximum(gap, 0) for weight in (1e1, 1e3, 1e5, 1e7)]
     chosen = np.resize(_distinct(np.concatenate([x, y], 1), merits, CHOSEN, width), CHOSEN)
     chosen, modes = np.tile(chosen, 3), np.repeat(np.arange(3), CHOSEN)
-    first = _settle(*scene, x[chosen], y[chosen], modes, low_discrepancy(SAMPLES, m, seed + 2), scales)
+    first = _settle(
+        *scene,
+        x[chosen],
+        y[chosen],
+        modes,
+        low_discrepancy(SAMPLES, m, seed + 2),
+        scales,
+        jnp.asarray(4),
+        jnp.asarray(DESCENT),
+    )
     # Again, against other follower points and with x at rest unless they reveal a gap: what looked too good may go.
-    again = _settle(*scene, first.x, first.y, 0 * modes, low_discrepancy(SAMPLES, m, seed + 3), scales)
+    again = _settle(
+        *scene,
+        first.x,
+        first.y,
+        0 * modes,
+        low_discrepancy(SAMPLES, m, seed + 3),
+        scales,
+        jnp.asarray(2),
+        jnp.asarray(0),
+    )
     checked = jax.device_get(again)
     order = _distinct(
         np.concatenate([checked.x, checked.y], 1), [np.nan_to_num(checked.upper, nan=np.inf)], len(modes), width

@@ -155,9 +155,7 @@ class Minima(NamedTuple):
     """how many distinct points there are"""
 
 
-def follower_minima(
-    flat: Flat, x: Array, y: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20
-) -> Minima:
+def follower_minima(flat: Flat, x: Array, y: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20) -> Minima:
     """Minimises f(x, ·) over Y from points spread over it and from `y`; `unit` are N points of [0, 1]ᵐ.
 
     The `keep` most promising of them descend by damped Newton steps. Then, `rounds` − 1 times, copies of them
@@ -260,14 +258,16 @@ def scan_coordinates(
     return jax.lax.fori_loop(0, y.size, improve, y)
 
 
-def descend(f: Callable[[Array], Array], project: Callable[[Array], Array], y: Array, steps: int) -> Array:
+def descend(
+    f: Callable[[Array], Array], project: Callable[[Array], Array], y: Array, steps: int, newton: bool | None = None
+) -> Array:
     """Damped Newton steps, projected, each taken only if it lowers f.
 
     The eigenvalues of the Hessian enter by absolute value, so that saddles repel; coordinates held by a bound
-    are left out. With many variables (see NEWTON_LIMIT) the Hessian is left out, and this is projected
-    gradient descent that finds its own step.
+    are left out. With many variables (by default more than NEWTON_LIMIT) the Hessian is left out, and this is
+    projected gradient descent that finds its own step.
     """
-    newton = y.size <= NEWTON_LIMIT
+    newton = y.size <= NEWTON_LIMIT if newton is None else newton
     slope = jax.grad(f)
 
     def curvature(y):

@@ -1,5 +1,7 @@
 """`solve_global` on known problems, on others like them, and the value-function methods and bounds beside it."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ def wells(y):
 
 
 OTHERS = {
-    # No leader, ten follower variables, 200 basins in each: only scans along coordinates can do it.
+    # No leader, six follower variables, 200 basins in each: only scans along coordinates can do it.
     "rastrigin": Known(
         bilax.Problem(
             lambda x, y: jnp.sum((y - 1) ** 2),
@@ -25,8 +27,8 @@ OTHERS = {
             y_set=bilax.Box(-100.0, 100.0),
         ),
         (),
-        jnp.zeros(10),
-        4.9,
+        jnp.zeros(6),
+        6 * 0.49,
     ),
     # Indifferent on the line x₀ + x₁ = 1/3, which no grid contains; x and y are trees.
     "indifferent on a line": Known(
@@ -67,10 +69,9 @@ def judge(known, found):
     assert uppers == sorted(uppers)
 
 
-@pytest.mark.parametrize("name", ["mb_2007_11", "mb_2007_20"])
-def test_known_problems(name):
-    """The hard ones: an indifferent follower at an isolated x, and a switch of basins."""
-    known = PROBLEMS[name]
+def test_a_follower_indifferent_at_an_isolated_x():
+    """The hardest of the twelve; `bilax bench suite` runs them all."""
+    known = PROBLEMS["mb_2007_11"]
     judge(known, bilax.solve_global(known.problem, known.x0, known.y0))
 
 
@@ -111,11 +112,30 @@ def test_wrong_arguments_are_named():
 # The value function
 
 
+def test_narrow_basins_in_many_dimensions_are_seen():
+    """Ten separable followers with basins a hundredth of their range wide: a sample never meets the right one."""
+    problem = bilax.Problem(
+        lambda x, y: jnp.sum((y - 1) ** 2), lambda x, y: jnp.sum((y - x) ** 2 + jnp.sin(3 * (y - x)) ** 2),
+        bilax.Box(-100.0, 100.0), bilax.Box(-100.0, 100.0),
+    )  # fmt: skip
+    x = np.linspace(-1, 2, 10)
+    stuck = x + np.where(np.arange(10) < 2, -0.9348, 0.0)
+    assert bilax.certify(problem, _Point(x, x)).verdict is bilax.Verdict.global_follower
+    assert bilax.certify(problem, _Point(x, stuck)).verdict is not bilax.Verdict.global_follower
+
+
+class _Point(NamedTuple):
+    x: Any
+    y: Any
+
+
 def test_follower_minima_finds_every_basin():
     with jax.enable_x64(True):
         problem = bilax.Problem(lambda x, y: y, lambda x, y: jnp.sin(3 * y) + 0.01 * y**2, y_set=bilax.Box(-6.0, 6.0))
         flat = flatten(problem, (), jnp.asarray(0.0))
-        found = jax.jit(lambda unit: follower_minima(flat, jnp.zeros(0), jnp.zeros(1), unit, keep=24))(low_discrepancy(512, 1, 0))
+        middle, unit = jnp.zeros(1), low_discrepancy(512, 1, 0)
+        found = jax.jit(lambda unit: follower_minima(flat, jnp.zeros(0), middle, unit, keep=24))(unit)
+        found = jax.device_get(found)
     distinct = np.sort(found.points[: int(found.distinct), 0])
     curvature = np.sign(np.sin(3 * distinct) + 0.01 * distinct**2)
     # Five interior minima near (4k − 1) π/6, and the two ends, of which f falls towards one only.
@@ -154,7 +174,7 @@ def test_a_diverging_value_method_keeps_its_last_finite_point():
     "f",
     [
         lambda y: jnp.sin(3 * y[0]) * jnp.exp(-y[1]) + y[0] ** 3,
-        lambda y: jnp.cos(y[0] * y[1]) / (2 + y[1] ** 2) - jnp.abs(y[0]),
+        lambda y: jnp.cos(y[0] * y[1]) / (2 + y[1] ** 2) - jnp.square(y[0]),
         lambda y: jnp.tanh(jnp.asarray([[1.0, -2.0], [0.5, 1.0]]) @ y).sum() - y[0] * y[1],
         lambda y: jnp.sqrt(1 + y[0] ** 4) - jnp.log(3 + y[1]),
     ],
@@ -162,14 +182,12 @@ def test_a_diverging_value_method_keeps_its_last_finite_point():
 def test_intervals_contain_the_range(f):
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
-        for _ in range(5):
-            lo = rng.uniform(-2, 1, 2)
-            hi = lo + rng.uniform(0, 1.5, 2)
-            out = on_intervals(f, Interval(jnp.asarray(lo), jnp.asarray(hi)))
-            values = jax.vmap(f)(jnp.asarray(rng.uniform(lo, hi, (2000, 2))))
-            assert out.lo <= values.min()
-            assert values.max() <= out.hi
-            slope = on_intervals(jax.grad(f), Interval(jnp.asarray(lo), jnp.asarray(hi)))
-            slopes = jax.vmap(jax.grad(f))(jnp.asarray(rng.uniform(lo, hi, (2000, 2))))
-            assert (slope.lo <= slopes.min(0)).all()
-            assert (slopes.max(0) <= slope.hi).all()
+        lo = rng.uniform(-2, 1, (50, 2))
+        boxes = Interval(jnp.asarray(lo), jnp.asarray(lo + rng.uniform(0, 1.5, (50, 2))))
+        inside = jnp.asarray(rng.uniform(size=(200, 1, 2))) * (boxes.hi - boxes.lo) + boxes.lo
+        for function in (f, jax.grad(f)):
+            out = jax.jit(jax.vmap(lambda box, function=function: on_intervals(function, box)))(boxes)
+            values = jax.jit(jax.vmap(jax.vmap(function)))(inside)
+            assert (out.lo <= values.min(0)).all()
+            assert (values.max(0) <= out.hi).all()
+            assert np.isfinite(out.lo).all()

@@ -94,8 +94,8 @@ class Theory(Target):
         for i, (name, case) in enumerate(speed["cases"].items()):
             label = f"{name}: {case['slope']:.2f}"
             axes[2].loglog(speed["K"], case["gap"], color=f"C{i}", label=label)
-        _guide(axes[2], speed["K"], speed["cases"]["gradient descent"]["gap"], -1)
-        _guide(axes[2], speed["K"], speed["cases"]["Nesterov, FISTA's t_k"]["gap"], -2)
+        _guide(axes[2], speed["K"], speed["cases"]["gradient descent"]["gap"], -1.0)
+        _guide(axes[2], speed["K"], speed["cases"]["Nesterov, FISTA's t_k"]["gap"], -2.0)
         axes[2].set(title="Theorem 3.4", xlabel="K", ylabel="$f - f^*$")
         for axis in axes:
             axis.legend(fontsize=7)
