@@ -35,7 +35,8 @@ def landscape(
     For one leader and one follower variable; x and y give their structure. `paths` maps a name to what
     `leader_path` returns. The ranges default to the sets' bounds. Returns a matplotlib figure.
     """
-    flat = flatten(problem, *jax.tree.map(jnp.asarray, (x, y)), data)
+    x, y = jax.tree.map(jnp.asarray, (x, y))
+    flat = flatten(problem, x, y, data)
     if flat.x_range.lo.size != 1 or flat.y_range.lo.size != 1:
         raise ValueError("landscape draws one leader and one follower variable; for more, use bilax.basin_map.")
     xs = np.linspace(*_limits("x_range", x_range, flat.x_range), resolution)
@@ -86,8 +87,8 @@ def leader_path(
         x, z, memory = carry
         (_, info), slopes = jax.value_and_grad(phi, (0, 1), has_aux=True)(x, z, *data)
         updates, memory = optimizer.update(slopes, memory, (x, z))
-        x_new, moved = optax.apply_updates((x, z), updates)
-        z_new = {"auxiliary": problem.y_set.project(moved), "warm": info.y_last, "fixed": z}[method.start]
+        x_new, z_moved = jax.tree.map(jnp.add, (x, z), updates)
+        z_new = {"auxiliary": problem.y_set.project(z_moved), "warm": info.y_last, "fixed": z}[method.start]
         point = {"x": ravel_pytree(x)[0], "z": ravel_pytree(z)[0], "y": ravel_pytree(info.y)[0]}
         return (problem.x_set.project(x_new), z_new, memory), point
 
@@ -153,7 +154,7 @@ def _limits(name: str, given: Sequence[float | int] | None, found: Any) -> tuple
     return lo, hi
 
 
-def _follower_curves(lower: np.ndarray) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def _follower_curves(lower: np.ndarray) -> tuple[Any, Any]:
     """Indices (i, j) at which f(x_i, ·) has a global and a merely local minimum on the grid."""
     padded = np.pad(lower, ((0, 0), (1, 1)), constant_values=np.inf)
     dips = (lower <= padded[:, :-2]) & (lower <= padded[:, 2:])

@@ -102,7 +102,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="y0 has dtype int"):
         bilax.solve_global(known.problem, (), jnp.asarray(1))
     with pytest.raises(TypeError, match="data"):
-        bilax.solve_global(known.problem, (), jnp.asarray(1.0), data=[1.0])
+        bilax.solve_global(known.problem, (), jnp.asarray(1.0), data=[1.0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="inner_steps"):
         bilax.penalty(known.problem, (), jnp.asarray(0.1), inner_steps=0, step_size=0.1)
     with pytest.raises(ValueError, match="step_size"):

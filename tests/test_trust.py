@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import bilax
 from bilax.experiments.suite import PROBLEMS
@@ -124,7 +125,7 @@ def follower_cases():
     weights = {"in": jnp.asarray(rng.normal(size=(10, 6))) * 0.5, "out": jnp.asarray(rng.normal(size=6)) * 0.5}
 
     def upper(x, y):
-        return jnp.sum(jax.flatten_util.ravel_pytree(y)[0] ** 2)
+        return jnp.sum(ravel_pytree(y)[0] ** 2)
 
     def logistic(x, y):
         return jnp.mean(jnp.logaddexp(0.0, -labels * (features @ y))) + 0.01 * jnp.sum(y**2)
@@ -156,13 +157,13 @@ CASES = follower_cases()
 
 def curvature_on_a_descent(problem, x, y, step_size):
     """Extreme eigenvalues of dense Hessians along a descent from y, and f along it."""
-    flat, unravel = jax.flatten_util.ravel_pytree(y)
+    flat, unravel = ravel_pytree(y)
 
     def f(v):
         return problem.lower(x, unravel(v))
 
     def step(v, _):
-        project = jax.flatten_util.ravel_pytree(problem.y_set.project(unravel(v - step_size * jax.grad(f)(v))))[0]
+        project = ravel_pytree(problem.y_set.project(unravel(v - step_size * jax.grad(f)(v))))[0]
         return project, (jnp.linalg.eigvalsh(jax.hessian(f)(v)), f(v))
 
     eigenvalues, values = jax.lax.scan(step, flat, length=300)[1]

@@ -201,33 +201,38 @@ def _run_global(known: Known) -> dict[str, Any]:
 def _run_methods(known: Known, side: int) -> dict[str, tuple[End, End]]:
     """Per method the end from one start, a quarter into each interval, and the best end from a grid of starts."""
     xs, ys = _starts(known, side)
-    ends = {}
+    found = {}
     for name, method in _METHODS.items():
         batch = bilax.multistart(known.problem, method, xs, ys, steps=_STEPS, optimizer=_OPTIMIZER)
-        ends[name] = tuple(_judge(known, run.x, run.y, run.upper) for run in (batch[0], batch.best))
+        found[name] = tuple(_judge(known, run.x, run.y, run.upper) for run in (batch[0], batch.best))
     for name, solve in _VALUE_METHODS.items():
         runs = []
         for i in range(len(ys)):
             x, y = jax.tree.map(lambda leaf, i=i: leaf[i], (xs, ys))
             runs.append(solve(known.problem, x, y, inner_steps=40, step_size=0.01, steps=_STEPS, optimizer=_OPTIMIZER))
         best = min(runs, key=lambda run: np.nan_to_num(run.upper, nan=np.inf))
-        ends[name] = tuple(_judge(known, run.x, run.y, run.upper) for run in (runs[0], best))
-    return ends
+        found[name] = tuple(_judge(known, run.x, run.y, run.upper) for run in (runs[0], best))
+    return found
 
 
 def _starts(known: Known, side: int) -> tuple[Any, Any]:
     # The grid leaves out the bounds, where several followers are stationary whatever x is.
     places = np.concatenate([[0.25], np.linspace(0.02, 0.98, side)])
-    y_lo, y_hi = float(known.problem.y_set.lo), float(known.problem.y_set.hi)
+    y_lo, y_hi = ends(known.problem.y_set)
     if isinstance(known.x0, tuple):
         return (), jnp.asarray(y_lo + places * (y_hi - y_lo))
-    x_lo, x_hi = float(known.problem.x_set.lo), float(known.problem.x_set.hi)
+    x_lo, x_hi = ends(known.problem.x_set)
     grid = np.asarray([(0.25, 0.25), *((a, b) for a in places[1:] for b in places[1:])])
     xs = jnp.asarray(x_lo + grid[:, 0] * (x_hi - x_lo))
     if np.ndim(known.x0):
         # Two leader variables: the second runs through the interval in another order.
         xs = jnp.stack([xs, x_lo + (grid.sum(1) * 7 % 1) * (x_hi - x_lo)], axis=1)
     return xs, jnp.asarray(y_lo + grid[:, 1] * (y_hi - y_lo))
+
+
+def ends(box: Any) -> tuple[float, float]:
+    """The bounds of a box whose bounds are numbers."""
+    return float(box.lo), float(box.hi)
 
 
 def _judge(known: Known, x: Any, y: Any, upper: Any) -> End:
@@ -253,7 +258,7 @@ def grid_verdict(problem: bilax.Problem, x: Any, y: Any, tolerance: float, point
     Not a global minimiser if a grid point is lower by more than `tolerance`; stationary if no point within a
     small step is lower by more than that.
     """
-    lo, hi = float(problem.y_set.lo), float(problem.y_set.hi)
+    lo, hi = ends(problem.y_set)
     with jax.enable_x64(True):
         x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (x, y))
         lower = jax.vmap(lambda v: problem.lower(x, v))

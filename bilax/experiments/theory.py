@@ -10,7 +10,7 @@ import numpy as np
 
 import bilax
 from bilax.experiments.common import Claim, Target, plt, show_table
-from bilax.experiments.suite import PROBLEMS
+from bilax.experiments.suite import PROBLEMS, ends
 
 
 @dataclasses.dataclass
@@ -148,8 +148,8 @@ def residual_rate(longest: int) -> dict[str, Any]:
     out = {}
     for name, (problem, lipschitz, span) in cases.items():
         alpha = 1 / lipschitz
-        xs = jnp.linspace(problem.x_set.lo, problem.x_set.hi, 33)
-        zs = jnp.linspace(problem.y_set.lo, problem.y_set.hi, 65)
+        xs = jnp.linspace(*ends(problem.x_set), 33)
+        zs = jnp.linspace(*ends(problem.y_set), 65)
         smallest = np.asarray(_least_residuals(problem, alpha, xs, zs, longest))[counts]
         bound = np.sqrt(span / (1 / alpha - lipschitz / 2) / (counts + 1))
         out[name] = {"residual": smallest, "bound": bound, "slope": fit_slope(counts, np.maximum(smallest, 1e-300))}
@@ -199,10 +199,10 @@ def infima(counts: list[int]) -> dict[str, Any]:
 
 def _infimum(known: Any, count: int, alpha: float) -> float:
     phi = bilax.approximate(known.problem, bilax.iaptt_gm(count, alpha))
-    zs = jnp.append(jnp.linspace(known.problem.y_set.lo, known.problem.y_set.hi, 401), 0.0)
+    zs = jnp.append(jnp.linspace(*ends(known.problem.y_set), 401), 0.0)
     if isinstance(known.x0, tuple):
         return float(jnp.min(jax.jit(jax.vmap(lambda z: phi((), z)[0]))(zs)))
-    lo, hi = known.problem.x_set.lo, known.problem.x_set.hi
+    lo, hi = ends(known.problem.x_set)
     # 11π/4 and its like are where the toy's infimum sits; a grid alone would miss it by its spacing.
     special = jnp.pi * jnp.arange(1, 13, 2) / 4 if hi > 2 else jnp.asarray([-0.5])
     xs = jnp.concatenate([jnp.linspace(lo, hi, 201), special])
