@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from bilax.checkpoint import Saving
-from bilax.checks import check_inside, check_objectives, check_point
+from bilax.checks import check_inside, check_point
 from bilax.methods import Method
 from bilax.phi import Info, Phi, approximate
 from bilax.problem import Problem
@@ -204,22 +204,21 @@ def _prepare(
             raise TypeError(f"{name} must be an optax transformation such as optax.adam(1e-3), got {one!r}.")
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
-    data, example = _check_data(data)
-    check_objectives(problem, x0, y0, example)
-    phi = approximate(problem, method)
+    # φ itself checks the objectives, once for each shape, when it is traced.
+    phi, data = approximate(problem, method), _check_data(data)
     return Loop(phi, optimizer, z_optimizer or optimizer, data, tolerance, record), x0, y0
 
 
-def _check_data(data: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The data in the loop's form, and one batch of it (or its shapes)."""
+def _check_data(data: Any) -> Any:
+    """The data in the loop's form."""
     what = "data must be a tuple (write data=(batch,) for one value), a function (step, key) -> tuple or an iterable"
     if isinstance(data, tuple):
-        return data, data
+        return data
     if callable(data):
         example = jax.eval_shape(data, 0, jax.random.key(0))
         if not isinstance(example, tuple):
             raise TypeError(f"data(step, key) must return a tuple, got {type(example)}.")
-        return data, example
+        return data
     if isinstance(data, jax.Array | np.ndarray | dict | str) or not isinstance(data, Iterable):
         raise TypeError(f"{what} of tuples, got {type(data)}.")
     iterator = iter(data)
@@ -231,7 +230,7 @@ def _check_data(data: Any) -> tuple[Any, tuple[Any, ...]]:
         raise TypeError(f"{what} of tuples; the first item is {type(first)}.")
     # An iterator can be read only once: hand back what was taken from it.
     source = itertools.chain([first], iterator) if iterator is data else data
-    return Batches(first, source), first
+    return Batches(first, source)
 
 
 def _key(key: Array | None) -> Array:
