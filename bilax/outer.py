@@ -329,8 +329,10 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...]) -> tuple[State,
     norms = optax.tree.norm(grad_x), optax.tree.norm(grad_z)
     entry = History(point.upper, info.lower, info.residual, info.k_bar, *norms, loop.record(x, z, info))
     entry = jax.tree.map(jnp.asarray, entry)
-    after = State(x_next, z_next, (x_memory, z_memory), state.key, state.step + 1, status, point)
-    stay = state._replace(status=status)
+    # A point counts as good where φ is finite, even if its gradient is not.
+    good = jax.tree.map(lambda new, old: jnp.where(_finite(point), new, old), point, state.good)
+    after = State(x_next, z_next, (x_memory, z_memory), state.key, state.step + 1, status, good)
+    stay = state._replace(status=status, good=good)
     return jax.tree.map(lambda new, old: _where(ok, new, old), after, stay), entry
 
 

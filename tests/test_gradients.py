@@ -192,6 +192,7 @@ def test_a_linear_solve_that_stalls_says_so():
     )
     assert solution.status is bilax.Status.linear_solve_failed
     np.testing.assert_array_equal(solution.x, case.x)
+    assert np.isfinite(solution.upper)
 
 
 @pytest.mark.parametrize("case", ["toy, interior", "toy, bound active all along", "neural"])
