@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 from scipy.stats import qmc
@@ -66,6 +67,8 @@ class Range(NamedTuple):
     lo: Array
     hi: Array
     centre: Array
+    bounded: bool = False
+    """whether all bounds are known to be finite when the search is compiled, which makes it simpler"""
 
     @property
     def width(self) -> Array:
@@ -75,6 +78,8 @@ class Range(NamedTuple):
 
     def spread(self, unit: Array, scale: Any = 1.0) -> Array:
         """Points of [0, 1]ᵈ as points of the range; `scale` shrinks the spread in unbounded coordinates."""
+        if self.bounded:
+            return self.lo + unit * (self.hi - self.lo)
         deviation = jax.scipy.special.ndtri(jnp.clip(unit, 1e-6, 1 - 1e-6))
         far = self.centre + scale * self.width / 4 * deviation
         # A half line is covered from its end outwards.
@@ -125,8 +130,10 @@ def flatten(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...] = ()) 
 
 
 def _range(a_set: Set, point: PyTree, flat: Array) -> Range:
-    lo, hi = -np.inf, np.inf
+    lo, hi, bounded = -np.inf, np.inf, isinstance(a_set, Ball | Simplex)
     if isinstance(a_set, Box):
+        leaves = jax.tree.leaves((a_set.lo, a_set.hi))
+        bounded = all(not isinstance(leaf, Tracer) and bool(np.all(np.isfinite(leaf))) for leaf in leaves)
         lo, hi = (_fill(bound, point, flat) for bound in (a_set.lo, a_set.hi))
     elif isinstance(a_set, NonNegative):
         lo = 0.0
@@ -134,7 +141,7 @@ def _range(a_set: Set, point: PyTree, flat: Array) -> Range:
         lo, hi = -a_set.radius, a_set.radius
     elif isinstance(a_set, Simplex):
         lo, hi = 0.0, 1.0
-    return Range(jnp.full_like(flat, lo), jnp.full_like(flat, hi), flat)
+    return Range(jnp.full_like(flat, lo), jnp.full_like(flat, hi), flat, bounded)
 
 
 def _fill(bound: PyTree, point: PyTree, flat: Array) -> Array:
@@ -202,6 +209,14 @@ def gap_tolerance(lowest: Array, spread: Array, size: Array, absolute: float, re
     return jnp.maximum(rounding(size), jnp.minimum(absolute * (1 + jnp.abs(lowest)), relative * spread))
 
 
+def typical(values: Array) -> Array:
+    """The geometric mean of the finite values' sizes, which a few huge ones do not move; 1 if they are all 0."""
+    sizes = jnp.where(jnp.isfinite(values), jnp.abs(values), 0)
+    logs = jnp.where(sizes > 0, jnp.log(jnp.where(sizes > 0, sizes, 1)), 0)
+    count = jnp.sum(sizes > 0)
+    return jnp.where(count > 0, jnp.exp(jnp.sum(logs) / jnp.maximum(count, 1)), 1.0)
+
+
 def rounding(size: Array) -> Array:
     """What differences of values of this size can be by rounding alone."""
     return 64 * jnp.finfo(size.dtype).eps * size
@@ -245,9 +260,10 @@ def scan_coordinates(
     jumps = jnp.concatenate([powers, -powers])
 
     def improve(i, y):
-        bounded = search.lo[i] + (search.hi[i] - search.lo[i]) * even
-        free = y[i] + jumps * jnp.maximum(1.0, jnp.abs(search.centre[i]))
-        grid = jnp.where(jnp.isfinite(search.lo[i]) & jnp.isfinite(search.hi[i]), bounded, free)
+        grid = search.lo[i] + (search.hi[i] - search.lo[i]) * even
+        if not search.bounded:
+            free = y[i] + jumps * jnp.maximum(1.0, jnp.abs(search.centre[i]))
+            grid = jnp.where(jnp.isfinite(search.lo[i]) & jnp.isfinite(search.hi[i]), grid, free)
         trials = jax.vmap(lambda v: project(y.at[i].set(v)))(jnp.concatenate([grid, y[i][None]]))
         values = jax.vmap(f)(trials)
         return trials[jnp.argmin(jnp.where(jnp.isnan(values), jnp.inf, values))]

@@ -132,8 +132,7 @@ class Suite(Target):
                 f"F from {title}; + solved, ! too good to be true", ["problem", "F*", *methods, "solve_global"], rows
             )
         rows = [
-            [name, p["best"], p["global"]["upper"], p["global"]["gap"], p["global"]["proven"]]
-            + [p["global"]["seconds"], p["global"]["cpu_seconds"]]
+            [name, p["best"], *(p["global"][key] for key in ("upper", "gap", "proven", "seconds", "cpu_seconds"))]
             for name, p in problems.items()
         ]
         show_table(
