@@ -165,8 +165,8 @@ class Minima(NamedTuple):
 def follower_minima(flat: Flat, x: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20) -> Minima:
     """Minimises f(x, ·) over Y from points spread over it; `unit` are N points of [0, 1]ᵐ.
 
-    The `keep` most promising of them descend by damped Newton steps. Then, `rounds` − 1 times, copies of them
-    are scanned along every coordinate and descend again, and the lowest `keep` of all stay.
+    The `keep` most promising of them descend by damped Newton steps, `rounds` times, each time joined by copies
+    of the best four that were first scanned along every coordinate; the lowest `keep` distinct ones stay.
     """
 
     def f(y):
@@ -180,7 +180,8 @@ def follower_minima(flat: Flat, x: Array, unit: Array, keep: int, rounds: int = 
     points = points[_promising(points, values, keep)]
 
     def improve(r, points):
-        scanned = jax.vmap(lambda y: scan_coordinates(f, flat.project_y, flat.y_range, y, r / rounds))(points)
+        scan = lambda y: scan_coordinates(f, flat.project_y, flat.y_range, y, r / rounds, size=1024)  # noqa: E731
+        scanned = jax.vmap(scan)(points[:4])
         ends = jax.vmap(lambda y: descend(f, flat.project_y, y, steps))(jnp.concatenate([points, scanned]))
         ends, _ = _distinct_first(ends, jax.vmap(f)(ends), flat.y_range.width)
         return ends[:keep]
@@ -247,13 +248,19 @@ def _promising(points: Array, values: Array, keep: int) -> Array:
 
 
 def scan_coordinates(
-    f: Callable[[Array], Array], project: Callable[[Array], Array], search: Range, y: Array, offset: Any
+    f: Callable[[Array], Array],
+    project: Callable[[Array], Array],
+    search: Range,
+    y: Array,
+    offset: Any,
+    size: int | None = None,
 ) -> Array:
     """One sweep over the coordinates, each set to its best value on a grid while the others stay.
 
-    It crosses barriers that stop a descent, and solves separable followers however many basins they have.
+    It crosses barriers that stop a descent, and solves separable followers as long as the grid of `size` points
+    tells their basins apart.
     """
-    size = 2 * max(16, 128 // y.size)
+    size = 2 * max(16, 128 // y.size) if size is None else size
     even = jnp.clip((jnp.arange(size) + offset) / (size - 1), 0, 1)
     # Without bounds: steps of every magnitude, to both sides.
     powers = 10.0 ** jnp.linspace(-2, 2.3, size // 2)
