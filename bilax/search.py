@@ -27,6 +27,7 @@ from bilax.solution import Status
 from bilax.trust import Certificate, Verdict, certify
 from bilax.value_function import (
     Flat,
+    Range,
     descend,
     flatten,
     follower_minima,
@@ -35,6 +36,7 @@ from bilax.value_function import (
     quick_jit,
     rounding,
     scan_coordinates,
+    typical,
 )
 
 ROUNDS, STEPS = 20, 40
@@ -100,15 +102,12 @@ def _swarm(flat: Flat, unit: Array, witnesses: int) -> tuple[Pair, Scales]:
     x = jax.vmap(flat.project_x)(flat.x_range.spread(unit[:, :n], pace[:, None]))
     y = jax.vmap(flat.project_y)(flat.y_range.spread(unit[:, n:], pace[:, None]))
     lower = jax.vmap(flat.lower)(x, y)
-    scales = Scales(_spread(jax.vmap(flat.upper)(x, y)), _spread(lower), jnp.median(jnp.abs(lower)))
+    upper = jax.vmap(flat.upper)(x, y)
+    differences = upper - jnp.roll(upper, 1), lower - jnp.roll(lower, 1)
+    scales = Scales(typical(differences[0]), typical(differences[1]), typical(lower))
     memory = jnp.zeros((count, n + m))
     ws = jnp.repeat(y[:, None], witnesses, 1)
     return Pair(x, y, ws, jnp.ones((count, witnesses)), memory, memory, pace, last_rho), scales
-
-
-def _spread(values: Array) -> Array:
-    low, high = jnp.nanquantile(jnp.where(jnp.isfinite(values), values, jnp.nan), jnp.asarray([0.25, 0.75]))
-    return jnp.where(high - low > 1e-12, high - low, 1.0)
 
 
 def _renew(flat: Flat, pair: Pair, unit: Array, r: Array) -> Pair:
@@ -141,7 +140,8 @@ def _jump(flat: Flat, scales: Scales, pair: Pair, r: Array) -> Pair:
     def project(v):
         return jnp.concatenate([flat.project_x(v[:n]), flat.project_y(v[n:])])
 
-    search = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), flat.x_range, flat.y_range)
+    ends = (jnp.concatenate([a, b]) for a, b in zip(flat.x_range[:3], flat.y_range[:3], strict=True))
+    search = Range(*ends, flat.x_range.bounded and flat.y_range.bounded)
     v = scan_coordinates(penalised, project, search, jnp.concatenate([pair.x, pair.y]), r / ROUNDS)
     return pair._replace(x=v[:n], y=v[n:])
 
@@ -278,7 +278,10 @@ def _reduced_gradient(flat: Flat, x: Array, y: Array) -> Array:
     free = (flat.project_y(y - 1e-9 * (1 + jnp.abs(y)) * jnp.sign(g)) != y) | (g == 0)
     hessian = jnp.where(free[:, None] & free, jax.hessian(flat.lower, 1)(x, y), jnp.eye(y.size))
     # Directions in which the follower is flat do not respond.
-    response = jnp.linalg.pinv(hessian, rtol=1e-9, hermitian=True) @ jnp.where(free, slope_y, 0)
+    inverse = 1 / jnp.where(hessian == 0, jnp.inf, hessian)
+    if y.size > 1:
+        inverse = jnp.linalg.pinv(hessian, rtol=1e-9, hermitian=True)
+    response = inverse @ jnp.where(free, slope_y, 0)
     cross = jax.grad(lambda x: jnp.vdot(jax.grad(flat.lower, 1)(x, y), response))(x)
     total = slope_x - cross
     return jnp.where(jnp.isfinite(total), total, 0)

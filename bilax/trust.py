@@ -23,7 +23,16 @@ from bilax.methods import Method, ia_gm_a, iaptt_gm, ls
 from bilax.phi import approximate
 from bilax.problem import Problem
 from bilax.trajectory import ArgMax
-from bilax.value_function import Flat, flatten, follower_minima, gap_tolerance, low_discrepancy, quick_jit
+from bilax.value_function import (
+    NEWTON_LIMIT,
+    Flat,
+    flatten,
+    follower_minima,
+    gap_tolerance,
+    low_discrepancy,
+    quick_jit,
+    typical,
+)
 
 
 class Verdict(enum.Enum):
@@ -183,11 +192,14 @@ def _inspect(problem: Problem, x: PyTree, y: PyTree, data: Any, units: tuple[Arr
         flat.x_range.spread(units[1][:, : x_flat.size], 0.01),
         flat.y_range.spread(units[1][:, x_flat.size :], 0.01),
     )
-    size = jnp.nanmedian(jnp.abs(jax.vmap(flat.lower)(*elsewhere)))
+    size = typical(jax.vmap(flat.lower)(*elsewhere))
     lowest = jnp.minimum(minima.values[0], value)
     point = jnp.where(minima.values[0] < value, minima.points[0], y_flat)
     slope = jax.grad(flat.lower, 1)(x_flat, y_flat)
-    largest = jnp.max(jnp.abs(lanczos(lambda v: _hvp(flat, x_flat, y_flat, v), y_flat.size)))
+    if y_flat.size <= NEWTON_LIMIT:
+        largest = jnp.linalg.norm(jax.hessian(flat.lower, 1)(x_flat, y_flat))
+    else:
+        largest = jnp.max(jnp.abs(lanczos(lambda v: _hvp(flat, x_flat, y_flat, v), y_flat.size)))
     # A follower without curvature still has a scale: its slope over the width of Y.
     steepness = jnp.maximum(largest, jnp.linalg.norm(slope) / jnp.mean(flat.y_range.width)) + 1e-12
     moved = y_flat - flat.project_y(y_flat - slope / steepness)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 from scipy.stats import qmc
@@ -66,6 +67,8 @@ class Range(NamedTuple):
     lo: Array
     hi: Array
     centre: Array
+    bounded: bool = False
+    """whether all bounds are known to be finite when the search is compiled, which makes it simpler"""
 
     @property
     def width(self) -> Array:
@@ -75,6 +78,8 @@ class Range(NamedTuple):
 
     def spread(self, unit: Array, scale: Any = 1.0) -> Array:
         """Points of [0, 1]ᵈ as points of the range; `scale` shrinks the spread in unbounded coordinates."""
+        if self.bounded:
+            return self.lo + unit * (self.hi - self.lo)
         deviation = jax.scipy.special.ndtri(jnp.clip(unit, 1e-6, 1 - 1e-6))
         far = self.centre + scale * self.width / 4 * deviation
         # A half line is covered from its end outwards.
@@ -125,8 +130,10 @@ def flatten(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...] = ()) 
 
 
 def _range(a_set: Set, point: PyTree, flat: Array) -> Range:
-    lo, hi = -np.inf, np.inf
+    lo, hi, bounded = -np.inf, np.inf, isinstance(a_set, Ball | Simplex)
     if isinstance(a_set, Box):
+        leaves = jax.tree.leaves((a_set.lo, a_set.hi))
+        bounded = all(not isinstance(leaf, Tracer) and bool(np.all(np.isfinite(leaf))) for leaf in leaves)
         lo, hi = (_fill(bound, point, flat) for bound in (a_set.lo, a_set.hi))
     elif isinstance(a_set, NonNegative):
         lo = 0.0
@@ -134,7 +141,7 @@ def _range(a_set: Set, point: PyTree, flat: Array) -> Range:
         lo, hi = -a_set.radius, a_set.radius
     elif isinstance(a_set, Simplex):
         lo, hi = 0.0, 1.0
-    return Range(jnp.full_like(flat, lo), jnp.full_like(flat, hi), flat)
+    return Range(jnp.full_like(flat, lo), jnp.full_like(flat, hi), flat, bounded)
 
 
 def _fill(bound: PyTree, point: PyTree, flat: Array) -> Array:
@@ -158,9 +165,9 @@ class Minima(NamedTuple):
 def follower_minima(flat: Flat, x: Array, y: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20) -> Minima:
     """Minimises f(x, ·) over Y from points spread over it and from `y`; `unit` are N points of [0, 1]ᵐ.
 
-    The `keep` most promising of them descend by damped Newton steps. Then, `rounds` − 1 times, copies of them
-    are scanned along every coordinate and descend again, and the lowest `keep` of all stay. With many variables
-    no sample comes near a point that is in question, so that point itself is among the starts.
+    The `keep` most promising of them descend by damped Newton steps, `rounds` times, each time joined by copies
+    of the best four that were first scanned along every coordinate; the lowest `keep` distinct ones stay. With
+    many variables no sample comes near a point that is in question, so that point itself is among the starts.
     """
 
     def f(y):
@@ -174,7 +181,10 @@ def follower_minima(flat: Flat, x: Array, y: Array, unit: Array, keep: int, roun
     points = jnp.concatenate([y[None], points[_promising(points, values, keep - 1)]])
 
     def improve(r, points):
-        scanned = jax.vmap(lambda y: scan_coordinates(f, flat.project_y, flat.y_range, y, r / rounds))(points)
+        def scan(y):
+            return scan_coordinates(f, flat.project_y, flat.y_range, y, r / rounds, size=1024)
+
+        scanned = jax.vmap(scan)(points[:4])
         ends = jax.vmap(lambda y: descend(f, flat.project_y, y, steps))(jnp.concatenate([points, scanned]))
         ends, _ = _distinct_first(ends, jax.vmap(f)(ends), flat.y_range.width)
         return ends[:keep]
@@ -201,6 +211,14 @@ def gap_tolerance(lowest: Array, spread: Array, size: Array, absolute: float, re
     f, whose typical size is `size`, are let pass.
     """
     return jnp.maximum(rounding(size), jnp.minimum(absolute * (1 + jnp.abs(lowest)), relative * spread))
+
+
+def typical(values: Array) -> Array:
+    """The geometric mean of the finite values' sizes, which a few huge ones do not move; 1 if they are all 0."""
+    sizes = jnp.where(jnp.isfinite(values), jnp.abs(values), 0)
+    logs = jnp.where(sizes > 0, jnp.log(jnp.where(sizes > 0, sizes, 1)), 0)
+    count = jnp.sum(sizes > 0)
+    return jnp.where(count > 0, jnp.exp(jnp.sum(logs) / jnp.maximum(count, 1)), 1.0)
 
 
 def rounding(size: Array) -> Array:
@@ -233,23 +251,31 @@ def _promising(points: Array, values: Array, keep: int) -> Array:
 
 
 def scan_coordinates(
-    f: Callable[[Array], Array], project: Callable[[Array], Array], search: Range, y: Array, offset: Any
+    f: Callable[[Array], Array],
+    project: Callable[[Array], Array],
+    search: Range,
+    y: Array,
+    offset: Any,
+    size: int | None = None,
 ) -> Array:
     """One sweep over the coordinates, each set to its best value of a grid while the others stay.
 
-    It crosses barriers that stop a descent, and solves separable followers however many basins they have.
+    It crosses barriers that stop a descent, and solves separable followers as long as the grid of `size` points
+    tells their basins apart.
     """
-    size = 2 * max(16, 64 // y.size)
+    size = 2 * max(16, 64 // y.size) if size is None else size
     even = jnp.clip((jnp.arange(size) + offset) / (size - 1), 0, 1)
     # Steps of every magnitude to both sides: a follower may have basins far narrower than the even grid.
     bounded = 10.0 ** (jnp.linspace(-4, 0, size // 2) - offset * 4 / (size // 2))
     free = 10.0 ** (jnp.linspace(-2, 2.3, size // 2) - offset * 4.3 / (size // 2))
 
     def improve(i, y):
-        finite = jnp.isfinite(search.lo[i]) & jnp.isfinite(search.hi[i])
-        scale = jnp.maximum(1.0, jnp.abs(search.centre[i]))
-        jumps = jnp.where(finite, bounded * (search.hi[i] - search.lo[i]), free * scale)
-        everywhere = jnp.where(finite, search.lo[i] + (search.hi[i] - search.lo[i]) * even, y[i])
+        wide = search.hi[i] - search.lo[i]
+        everywhere, jumps = search.lo[i] + wide * even, bounded * wide
+        if not search.bounded:
+            finite = jnp.isfinite(wide)
+            everywhere = jnp.where(finite, everywhere, y[i])
+            jumps = jnp.where(finite, jumps, free * jnp.maximum(1.0, jnp.abs(search.centre[i])))
         grid = jnp.concatenate([everywhere, y[i] + jumps, y[i] - jumps])
         trials = jax.vmap(lambda v: project(y.at[i].set(v)))(jnp.concatenate([grid, y[i][None]]))
         values = jax.vmap(f)(trials)

@@ -132,10 +132,14 @@ class Suite(Target):
                 f"F from {title}; + solved, ! too good to be true", ["problem", "F*", *methods, "solve_global"], rows
             )
         rows = [
-            [name, p["best"], p["global"]["upper"], p["global"]["gap"], p["global"]["proven"], p["global"]["seconds"]]
+            [name, p["best"], *(p["global"][key] for key in ("upper", "gap", "proven", "seconds", "cpu_seconds"))]
             for name, p in problems.items()
         ]
-        show_table("solve_global", ["problem", "F*", "F", "gap", "proven", "seconds with compilation"], rows)
+        show_table(
+            "solve_global",
+            ["problem", "F*", "F", "gap", "proven", "seconds, compilation included", "of processor"],
+            rows,
+        )
         return [self._draw(results)]
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
@@ -145,9 +149,9 @@ class Suite(Target):
         solved = sum(b["outcome"] == "solved" for b in best)
         return [
             Claim(
-                "solve_global finds F* to 0.01, certified",
+                "solve_global finds F* to 0.01, certified, each within 10 s",
                 f"{solved} of {len(best)}, the slowest in {max(b['seconds'] for b in best):.1f} s with compilation",
-                solved == len(best),
+                solved == len(best) and all(b["seconds"] < 10 for b in best),
             ),
             Claim(
                 "certify agrees with a grid of 10⁵ follower points on every end point",
@@ -190,12 +194,12 @@ def _mark(end: dict[str, Any]) -> str:
 
 
 def _run_global(known: Known) -> dict[str, Any]:
-    start = time.perf_counter()
+    start, work = time.perf_counter(), time.process_time()
     found = bilax.solve_global(known.problem, known.x0, known.y0)
-    seconds = time.perf_counter() - start
+    seconds, work = time.perf_counter() - start, time.process_time() - work
     with jax.enable_x64(True):
         end = _judge(known, found.x, found.y, found.upper)
-    return end._asdict() | {"seconds": seconds, "proven": found.certificate.rigorous}
+    return end._asdict() | {"seconds": seconds, "cpu_seconds": work, "proven": found.certificate.rigorous}
 
 
 def _run_methods(known: Known, side: int) -> dict[str, tuple[End, End]]:
