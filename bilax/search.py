@@ -140,8 +140,8 @@ def _jump(flat: Flat, scales: Scales, pair: Pair, r: Array) -> Pair:
     def project(v):
         return jnp.concatenate([flat.project_x(v[:n]), flat.project_y(v[n:])])
 
-    ends = (jnp.concatenate([a, b]) for a, b in zip(flat.x_range[:3], flat.y_range[:3], strict=True))
-    search = Range(*ends, flat.x_range.bounded and flat.y_range.bounded)
+    lo, hi, centre = (jnp.concatenate(pair) for pair in zip(flat.x_range[:3], flat.y_range[:3], strict=True))
+    search = Range(lo, hi, centre, flat.x_range.bounded and flat.y_range.bounded)
     v = scan_coordinates(penalised, project, search, jnp.concatenate([pair.x, pair.y]), r / ROUNDS)
     return pair._replace(x=v[:n], y=v[n:])
 

@@ -29,7 +29,7 @@ Arg = tyro.conf.arg
 
 @dataclasses.dataclass
 class Claim:
-    """One sentence of the paper, and what came out here."""
+    """One sentence, the paper's mostly, and what came out here."""
 
     paper: str
     here: str
@@ -46,6 +46,7 @@ class Target(abc.ABC):
     seed: Annotated[int, Arg(help="seed of everything random")] = 0
 
     name: ClassVar[str]
+    claimant: ClassVar[str] = "the paper says"
 
     @abc.abstractmethod
     def compute(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Target(abc.ABC):
             results = self.compute()
             save_json(path, self, results)
         figures = self.show(results)
-        show_claims(self.claims(results))
+        show_claims(self.claims(results), self.claimant)
         for written in [path, *figures]:
             console.print(f"wrote {written}", style="dim", soft_wrap=True)
 
@@ -77,12 +78,12 @@ class Target(abc.ABC):
         return self.out / f"{self.name}{suffix}{'-quick' if self.quick else ''}.png"
 
 
-def show_claims(claims: Sequence[Claim]) -> None:
-    """Prints each claim of the paper with what came out here."""
+def show_claims(claims: Sequence[Claim], claimant: str) -> None:
+    """Prints each claim with what came out here."""
     if not claims:
         return
     table = Table(box=None, padding=(0, 1), show_header=True, header_style="bold")
-    for name in ("the paper says", "here", "held"):
+    for name in (claimant, "here", "held"):
         table.add_column(name, ratio=None if name == "held" else 1)
     for claim in claims:
         table.add_row(claim.paper, claim.here, "[green]yes[/]" if claim.held else "[red]no[/]")
