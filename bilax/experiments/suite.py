@@ -101,6 +101,7 @@ class Suite(Target):
     """Every method from one start and from many, and `solve_global`, on the twelve problems."""
 
     name: ClassVar[str] = "suite"
+    claimant: ClassVar[str] = "what is to hold"
 
     def compute(self) -> dict[str, Any]:
         problems = dict(list(PROBLEMS.items())[:3]) if self.quick else PROBLEMS
