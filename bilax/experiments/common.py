@@ -7,7 +7,8 @@ import datetime
 import json
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -95,7 +96,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for i, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
     console.print(table)
@@ -115,6 +116,17 @@ def steps(total: int, what: str) -> Iterator[Any]:
     with bar:
         task = bar.add_task(what, total=total)
         yield lambda text=None: bar.update(task, advance=1, description=text or what)
+
+
+def timings(runs: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
+    """The median seconds of each, after one call that does not count; in turn, so that all meet the same noise."""
+    seconds: dict[Any, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(time.perf_counter() - began)
+    return {name: float(np.median(values[1:])) for name, values in seconds.items()}
 
 
 def save_json(path: Path, config: Any, results: dict[str, Any]) -> None:

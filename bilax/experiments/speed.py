@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,7 @@ import numpy as np
 
 import bilax
 from bilax.experiments import toy
-from bilax.experiments.common import Target, plt, show_table, steps
-
-
-def median_seconds(run: Callable[[], Any], repeats: int) -> float:
-    """The median of several timings, after one that is not counted."""
-    run()
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return float(np.median(times))
+from bilax.experiments.common import Target, plt, show_table, steps, timings
 
 
 @dataclasses.dataclass
@@ -43,10 +31,10 @@ class Speed(Target):
             began = time.perf_counter()
             self._solve(500, 40)
             first = time.perf_counter() - began
-            main = median_seconds(lambda: self._solve(500, 40), repeats)
+            main = timings({"run": lambda: self._solve(500, 40)}, repeats)["run"]
             advance("growth in T and K")
-            by_t = {t: median_seconds(lambda t=t: self._solve(t, 40), repeats) for t in (8000, 16000, 32000, 64000)}
-            by_k = {k: median_seconds(lambda k=k: self._solve(500, k), repeats) for k in (500, 1000, 2000, 4000)}
+            by_t = timings({t: lambda t=t: self._solve(t, 40) for t in (8000, 16000, 32000, 64000)}, repeats)
+            by_k = timings({k: lambda k=k: self._solve(1000, k) for k in (500, 1000, 2000, 4000)}, repeats)
             advance("the sweep's cost at K = 2,000")
             sweep = self._sweep(2000, repeats)
             advance("the price of progress, T = 100,000")
@@ -71,24 +59,26 @@ class Speed(Target):
         z = jnp.zeros(256)
         phi = bilax.approximate(problem, bilax.iaptt_gm(inner_steps, 1.0))
         gradient, plain = jax.jit(jax.value_and_grad(phi, (0, 1), has_aux=True)), jax.jit(phi)
-        rows = []
-        for top in (1.0, 250.0, 500.0, 1000.0, 1500.0, 2000.0):
-            k_bar = int(plain(1.0, z, top)[1].k_bar)
-            forward = median_seconds(lambda f=plain, t=top: jax.block_until_ready(f(1.0, z, t)), 3 * repeats)
-            both = median_seconds(lambda f=gradient, t=top: jax.block_until_ready(f(1.0, z, t)), 3 * repeats)
-            rows.append({"k_bar": k_bar, "forward": forward, "with_gradient": both})
-        return rows
+        tops = (1.0, 250.0, 500.0, 1000.0, 1500.0, 2000.0)
+        runs = {("φ", top): lambda t=top: plain(1.0, z, t) for top in tops}
+        runs |= {("gradient", top): lambda t=top: gradient(1.0, z, t) for top in tops}
+        seconds = timings(runs, 3 * repeats)
+        return [
+            {
+                "k_bar": int(plain(1.0, z, top)[1].k_bar),
+                "forward": seconds["φ", top],
+                "with_gradient": seconds["gradient", top],
+            }
+            for top in tops
+        ]
 
     def _overhead(self, count: int, repeats: int) -> dict[str, float]:
         """Whole runs in chunks, with progress, against one compiled call; in turn, so that both meet the same noise."""
-        plain, watched = [], []
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-            for _ in range(repeats + 1):
-                for times, options in ((plain, {}), (watched, {"progress": True})):
-                    began = time.perf_counter()
-                    self._solve(count, 40, **options)
-                    times.append(time.perf_counter() - began)
-        return {"plain": float(np.median(plain[1:])), "watched": float(np.median(watched[1:]))}
+            return timings(
+                {"plain": lambda: self._solve(count, 40), "watched": lambda: self._solve(count, 40, progress=True)},
+                repeats,
+            )
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         overhead = results["overhead"]["watched"] / results["overhead"]["plain"] - 1
@@ -98,8 +88,8 @@ class Speed(Target):
             [
                 ["500 outer × 40 inner steps", f"{1e3 * results['seconds']:.2f} ms"],
                 ["compilation of that", f"{results['compile_seconds']:.2f} s"],
-                ["exponent of growth in T (1 is linear)", f"{_slope(results['by_T']):.3f}"],
-                ["exponent of growth in K", f"{_slope(results['by_K']):.3f}"],
+                ["growth in T, K = 40", _line(results["by_T"], "outer step")],
+                ["growth in K, T = 1,000", _line(results["by_K"], "inner step per outer step")],
                 ["100,000 outer steps, one compiled call", f"{results['overhead']['plain']:.3f} s"],
                 ["overhead of chunks, history and progress", f"{100 * overhead:.1f} %"],
             ],
@@ -119,7 +109,7 @@ class Speed(Target):
         for ax, name in ((axes[0], "by_T"), (axes[1], "by_K")):
             counts = [int(k) for k in results[name]]
             ax.loglog(counts, [1e3 * s for s in results[name].values()], "o-")
-            ax.set(xlabel=name[-1] + (" (K = 40)" if name == "by_T" else " (T = 500)"), ylabel="run time (ms)")
+            ax.set(xlabel=name[-1] + (" (K = 40)" if name == "by_T" else " (T = 1,000)"), ylabel="run time (ms)")
         k_bars = [r["k_bar"] for r in results["sweep"]]
         axes[2].plot(k_bars, [1e6 * r["with_gradient"] for r in results["sweep"]], "o-", label="φ and gradient")
         axes[2].plot(k_bars, [1e6 * r["forward"] for r in results["sweep"]], "o-", label="φ alone")
@@ -129,6 +119,9 @@ class Speed(Target):
         return [self.figure_path()]
 
 
-def _slope(by: dict[str, float]) -> float:
+def _line(by: dict[str, float], unit: str) -> str:
+    """The best a + b n, and how far the measurements lie from it."""
     counts, seconds = np.array([int(k) for k in by], float), np.array(list(by.values()))
-    return float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
+    slope, start = np.polyfit(counts, seconds, 1, w=1 / seconds)
+    deviation = np.max(np.abs(start + slope * counts - seconds) / seconds)
+    return f"{1e3 * start:.1f} ms + {1e6 * slope:.2f} µs per {unit}, to within {100 * deviation:.0f} %"
