@@ -32,10 +32,14 @@ from .methods import (
 )
 from .outer import multistart, solve
 from .phi import Info, Phi, approximate
+from .pictures import basin_map, landscape, leader_path
 from .problem import Follower, Problem
+from .search import Candidate, GlobalSolution, solve_global
 from .sets import Ball, Box, NonNegative, Reals, Set, Simplex
 from .solution import BilevelError, History, Solution, Status
 from .trajectory import ArgMax, Last, pessimistic
+from .trust import Certificate, Diagnosis, GradientCheck, Verdict, certify, check_hypergradient, diagnose
+from .value_function import bvfim, penalty
 
 __version__: str
 
@@ -46,8 +50,11 @@ __all__ = [
     "Ball",
     "BilevelError",
     "Box",
+    "Candidate",
+    "Certificate",
     "ConfigurationError",
     "Derivative",
+    "Diagnosis",
     "Displacement",
     "Dynamics",
     "EarlyStopping",
@@ -56,6 +63,8 @@ __all__ = [
     "Follower",
     "Forward",
     "FromOptax",
+    "GlobalSolution",
+    "GradientCheck",
     "GradientDescent",
     "History",
     "Implicit",
@@ -78,23 +87,33 @@ __all__ = [
     "Solution",
     "Status",
     "TensorBoard",
+    "Verdict",
     "__version__",
     "approximate",
+    "basin_map",
     "bda",
+    "bvfim",
+    "certify",
+    "check_hypergradient",
+    "diagnose",
     "fhg",
     "fomaml",
     "ia_gm",
     "ia_gm_a",
     "iaptt_gm",
+    "landscape",
+    "leader_path",
     "ls",
     "maml",
     "multistart",
     "ns",
     "one_step",
+    "penalty",
     "pessimistic",
     "reptile",
     "residual",
     "rhg",
     "solve",
+    "solve_global",
     "t_rhg",
 ]

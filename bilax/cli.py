@@ -29,8 +29,15 @@ COMMANDS = {
         "table-3": ("bilax.experiments.cleaning_targets:Table3", "hyper-cleaning of MNIST and FashionMNIST"),
         "figure-3-left": ("bilax.experiments.convex:Figure3Left", "acceleration on the convex example"),
         "figure-3-right": ("bilax.experiments.cleaning_targets:Figure3Right", "acceleration in hyper-cleaning"),
+        "theory": ("bilax.experiments.theory:Theory", "the lemmas and theorems, measured against what they predict"),
+    },
+    "diagnose": {
+        "toy": ("bilax.experiments.diagnosing:DiagnoseToy", "the non-convex example at a point"),
+        "convex": ("bilax.experiments.diagnosing:DiagnoseConvex", "the convex example"),
+        "suite": ("bilax.experiments.diagnosing:DiagnoseSuite", "one of twelve problems with known answers"),
     },
     "bench": {
+        "suite": ("bilax.experiments.suite:Suite", "twelve problems with known answers, every method and solve_global"),
         "speed": ("bilax.experiments.speed:Speed", "what the outer loop and the sweep cost"),
         "roofline": ("bilax.experiments.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
     },
@@ -52,7 +59,8 @@ SUMMARY = {
     "run": "one experiment with one method",
     "compare": "all methods on one experiment",
     "reproduce": "a table or figure of the paper, with its claims checked",
-    "bench": "speed and memory",
+    "diagnose": "curvature, step length, minima, and which method to use",
+    "bench": "speed, memory, and problems with known answers",
     "data": "data sets",
 }
 

@@ -29,8 +29,10 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 th, td { white-space: nowrap; padding: .3rem .7rem; }
 th, td { border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 td.number { text-align: right; } img { max-width: 100%; height: auto; background: white; border-radius: 4px; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: .5rem; }
 details { margin: .5rem 0; } summary { cursor: pointer; } .failed { color: #c0392b; font-weight: 600; }
-@media print { body { max-width: none; } details > * { display: block; } .scroll { overflow: visible; } }
+@media print { body { max-width: none; font-size: 11px; } .panels { grid-template-columns: 1fr 1fr; }
+ details > * { display: block; } .scroll { overflow: visible; } }
 """
 
 
@@ -77,7 +79,7 @@ def page(records: Sequence[RunRecord]) -> str:
         "<h2>How they ended</h2>" if len(records) > 1 else "<h2>How it ended</h2>",
         _ends(records),
         "<h2>Curves</h2>",
-        _image(_curves(records), "Leader's and follower's objective, residual and chosen step per outer step"),
+        _curves(records),
         "<h2>Settings</h2>",
         _settings(records),
         "</body></html>",
@@ -93,9 +95,8 @@ def _ends(records: Sequence[RunRecord]) -> str:
     columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "message"]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(_cell(name, row.get(name, "")) for name in columns) + "</tr>" for row in rows)
-    words = "".join(
-        f"<p>{html.escape(row['run'])}: {html.escape(row['message'])}</p>" for row in rows if row.get("message")
-    )
+    messages = dict.fromkeys((str(row["status"]), row["message"]) for row in rows if row.get("message"))
+    words = "".join(f"<p>{html.escape(status)}: {html.escape(text)}</p>" for status, text in messages)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{words}"
 
 
@@ -137,24 +138,25 @@ def _settings(records: Sequence[RunRecord]) -> str:
     return "".join(parts)
 
 
-def _curves(records: Sequence[RunRecord]) -> bytes:
+def _curves(records: Sequence[RunRecord]) -> str:
+    """One picture per quantity, so that a narrow screen can stack them."""
+    return f"<div class=panels>{''.join(_image(_panel(records, name), title) for name, title in PANELS.items())}</div>"
+
+
+def _panel(records: Sequence[RunRecord], name: str) -> bytes:
     pyplot = plt()
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 5.6), sharex=True)
-    for ax, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
-        for record in records:
-            values = record.history.get(name, np.zeros(0))
-            # No picture shows more points than it has pixels.
-            stride = max(1, len(values) // 2000)
-            # k̄ jumps; a line through it would fill the picture.
-            style: dict[str, Any] = {"ls": "", "marker": ".", "ms": 2} if name == "k_bar" else {"lw": 1.3}
-            ax.plot(np.arange(len(values))[::stride], values[::stride], label=record.name, **style)
-        ax.set_title(title)
-        if name == "residual" and any(np.any(record.history.get(name, np.zeros(0)) > 0) for record in records):
-            ax.set_yscale("log")
-    for ax in axes[1]:
-        ax.set_xlabel("outer step")
-    if 1 < len(records) <= 12:
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure, ax = pyplot.subplots(figsize=(5.2, 3.2))
+    for record in records:
+        values = record.history.get(name, np.zeros(0))
+        # No picture shows more points than it has pixels; k̄ jumps, and a line through it would fill the picture.
+        stride = max(1, len(values) // 2000)
+        style: dict[str, Any] = {"ls": "", "marker": ".", "ms": 2} if name == "k_bar" else {"lw": 1.3}
+        ax.plot(np.arange(len(values))[::stride], values[::stride], label=record.name, **style)
+    if name == "residual" and any(np.any(record.history.get(name, np.zeros(0)) > 0) for record in records):
+        ax.set_yscale("log")
+    ax.set(title=PANELS[name], xlabel="outer step")
+    if 1 < len(records) <= 12 and name == "upper":
+        ax.legend()
     stream = io.BytesIO()
     figure.savefig(stream, format="png")
     pyplot.close(figure)

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,7 @@ def test_precision_recall_and_f1():
 # the loop
 
 # The same settings everywhere, so that the tests compile as little as possible.
-OUTER = Outer(steps=60, rate=0.1, z_rate=0.5, every=25)
+OUTER = Outer(steps=60, rate=0.1, z_rate=0.05, z_decay=0.1, every=25)
 METHODS = cleaning.methods(5, 0.5)
 
 
@@ -131,13 +132,37 @@ def test_the_loop_is_that_of_solve(name):
         jax.tree.map(lambda leaf: leaf[0], y0s),
         steps=60,
         optimizer=optax.adam(0.1),
-        z_optimizer=optax.sgd(optax.cosine_decay_schedule(0.5, 60)),
+        z_optimizer=OUTER.z_optimizer(),
         data=(whole(parts),),
     )
     np.testing.assert_allclose(run.x[0], solution.x, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(run.z[0][0][0], solution.z[0][0], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(run.scores.upper[-1, 0], solution.upper, rtol=1e-6)
     assert run.scores.f1[-1, 0] > 0.9
+
+
+def test_a_run_goes_on_where_it_broke_off(tmp_path):
+    parts, y0s, method = blobs(), networks(), METHODS["IAPTT-GM"]
+    outer, saved = dataclasses.replace(OUTER, every=10), tmp_path / "state.npz"
+    whole_run = cleaning.train(method, parts, y0s, outer)
+
+    def stop(run):
+        if run.steps[-1] == 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cleaning.train(method, parts, y0s, outer, report=stop, saved=saved)
+    seen = []
+    other = cleaning.train(method, parts, y0s, outer, seed=1, report=lambda run: seen.append(run), saved=saved)
+    assert len(seen) == 6  # another run begins at its beginning
+    with pytest.raises(KeyboardInterrupt):
+        cleaning.train(method, parts, y0s, outer, report=stop, saved=saved)
+    run = cleaning.train(method, parts, y0s, outer, report=lambda run: seen.append(run), saved=saved)
+    assert len(seen) == 6 + 2  # four of the six recordings were kept
+    np.testing.assert_array_equal(run.x, whole_run.x)
+    np.testing.assert_array_equal(run.scores.f1, whole_run.scores.f1)
+    assert not saved.exists()
+    assert other.steps.tolist() == run.steps.tolist()
 
 
 def test_seeds_run_together_as_they_run_alone():
@@ -226,6 +251,8 @@ def test_implicit_gradient_of_a_large_follower_in_single_precision():
 
 # commands and targets
 
+SMALL: dict[str, Any] = {"sizes": (60, 50, 40, 30), "inner_steps": 3, "steps": 4, "every": 2, "hidden": 8, "seeds": 2}
+
 
 @pytest.fixture(scope="module")
 def tiny_digits():
@@ -283,7 +310,7 @@ def test_weights_do_not_depend_on_the_scale_of_the_inputs(tiny_digits):
 
 
 def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path):
-    config = Cleaning(sizes=(60, 50, 40, 30), inner_steps=3, steps=4, every=2, hidden=8, seeds=2, out=tmp_path)
+    config = Cleaning(**SMALL, out=tmp_path)
     assert config.stored() is None
     results = config.compute()
     again = config.stored()
@@ -305,7 +332,9 @@ def test_measures_at_the_end_and_at_the_held_out_choice():
     assert [steps_to(results, goal) for goal in (2.0, 1.5, 0.5)] == [10, 20, 21]
 
 
-def test_table_3_in_small(tmp_path, capsys):
+def test_table_3_in_small(tmp_path, capsys, monkeypatch):
+    full = Table3.config
+    monkeypatch.setattr(Table3, "config", lambda *arguments: dataclasses.replace(full(*arguments), **SMALL))
     target = Table3(out=tmp_path, quick=True, data=("digits",), methods=("IAPTT-GM", "IA-GM"))
     target.main()
     out = capsys.readouterr().out
@@ -327,7 +356,7 @@ def test_figure_3_right_in_small(tmp_path, capsys):
 
 
 def test_roofline_measures_all_three_rates():
-    measured = roofline(examples=200, inner_steps=2, repeats=1)
+    measured = roofline(examples=100, inner_steps=2, repeats=1)
     rate = measured["matrix product, GFLOP/s"]
     for name in ("forward", "forward and backward"):
         assert 0 < measured[f"{name}, share"] < 1.5  # above 1 the count of operations would be wrong
@@ -337,7 +366,7 @@ def test_roofline_measures_all_three_rates():
 def test_real_pictures_are_cleaned():
     if not os.environ.get("BILAX_DATA") or find("mnist") is None:
         pytest.skip("BILAX_DATA does not name a folder with mnist")
-    config = Cleaning("mnist", sizes=(500, 500, 100, 500), inner_steps=10, step_size=0.1, steps=60, every=60, seeds=1)
-    results = dataclasses.replace(config, rate=0.05, z_rate=0.3).compute(keep=False)
+    config = Cleaning("mnist", sizes=(300, 300, 100, 500), inner_steps=5, step_size=0.1, steps=40, every=40, seeds=1)
+    results = dataclasses.replace(config, rate=0.05, z_rate=5e-3, hidden=30).compute(keep=False)
     assert results["curves"]["f1"][-1][0] > 0.8
     assert results["curves"]["test_z"][-1][0] > 0.65

@@ -150,8 +150,9 @@ def test_the_report_shows_in_a_real_browser(tmp_path, capsys):
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
              "--disable-background-networking", "--disable-component-update"]  # fmt: skip
     probe = (
-        "<script>addEventListener('load', () => { const i = document.images[0];"
-        "document.title = `figures ${document.images.length} ${i.complete && i.naturalWidth > 300} `"
+        "<script>addEventListener('load', () => {"
+        "const ok = [...document.images].every(i => i.complete && i.naturalWidth > 300);"
+        "document.title = `figures ${document.images.length} ${ok} `"
         "+ (document.documentElement.scrollWidth <= innerWidth); })</script></head>"
     )
     page = tmp_path / "page.html"
@@ -162,6 +163,6 @@ def test_the_report_shows_in_a_real_browser(tmp_path, capsys):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(tmp_path)}
     )
-    assert "<title>figures 1 true true</title>" in done.stdout
+    assert "<title>figures 4 true true</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
     assert Path(page).exists()

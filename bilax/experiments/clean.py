@@ -59,7 +59,7 @@ def weigh(
             loss, right = run.scores.upper[-1, 0], 100 * run.scores.test_y[-1, 0]
             console.print(f"{run.steps[-1]:5d}  loss on trusted data {loss:.4f}, {right:.1f} % right", style="dim")
 
-    outer = Outer(steps, every=max(1, steps // 10), rate=0.05, z_rate=0.3, batch=batch)
+    outer = Outer(steps, rate=0.05, z_rate=0.5 / steps, every=max(1, steps // 10), batch=batch)
     method = bilax.iaptt_gm(inner_steps, step_size)
     run = cleaning.train(method, parts, y0s, outer, seed=seed, report=report)
     network = jax.tree.map(lambda leaf: leaf[0], run.y)

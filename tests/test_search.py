@@ -1,0 +1,193 @@
+"""`solve_global` on known problems, on others like them, and the value-function methods and bounds beside it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bilax
+from bilax.experiments.suite import PROBLEMS, Known
+from bilax.interval import Interval, on_intervals
+from bilax.value_function import flatten, follower_minima, low_discrepancy
+
+
+def wells(y):
+    return 16 * y**4 + 2 * y**3 - 8 * y**2 - 1.5 * y + 0.5
+
+
+OTHERS = {
+    # No leader, six follower variables, 200 basins in each: only scans along coordinates can do it.
+    "rastrigin": Known(
+        bilax.Problem(
+            lambda x, y: jnp.sum((y - 1) ** 2),
+            lambda x, y: jnp.sum((y - 0.3) ** 2 + 3 * (1 - jnp.cos(2 * jnp.pi * (y - 0.3)))),
+            y_set=bilax.Box(-100.0, 100.0),
+        ),
+        (),
+        jnp.zeros(6),
+        6 * 0.49,
+    ),
+    # Indifferent on the line x₀ + x₁ = 1/3, which no grid contains; x and y are trees.
+    "indifferent on a line": Known(
+        bilax.Problem(
+            lambda x, y: y["v"] + 0.1 * (x[0] - x[1]) ** 2,
+            lambda x, y: (x[0] + x[1] - 1 / 3) * wells(y["v"]),
+            bilax.Box(-1.0, 1.0),
+            bilax.Box(-0.8, 1.0),
+        ),
+        (jnp.asarray(0.0), jnp.asarray(0.0)),
+        {"v": jnp.asarray(0.0)},
+        -0.8,
+    ),
+    # No bounds; the wells change places at x = 0, beyond which the leader wants to go.
+    "no bounds": Known(
+        bilax.Problem(lambda x, y: (x - 0.5) ** 2 + (y - 3) ** 2, lambda x, y: (y**2 - 4) ** 2 / 16 + 0.5 * x * y),
+        jnp.asarray(0.0),
+        jnp.asarray(0.0),
+        1.25,
+    ),
+}
+
+
+def judge(known, found):
+    """Right value, and a follower that a brute search cannot beat."""
+    assert found.upper == pytest.approx(known.best, abs=0.01)
+    assert found.certificate.verdict is bilax.Verdict.global_follower
+    assert found.status is bilax.Status.converged
+    with jax.enable_x64(True):
+        x, y = jax.tree.map(jnp.asarray, (found.x, found.y))
+        assert float(known.problem.upper(x, y)) == pytest.approx(found.upper, abs=1e-9)
+        value = float(known.problem.lower(x, y))
+        assert value == pytest.approx(found.lower, abs=1e-9)
+        if isinstance(known.problem.y_set, bilax.Box) and np.size(known.y0) == 1 and not isinstance(y, dict):
+            grid = jnp.linspace(known.problem.y_set.lo, known.problem.y_set.hi, 100_001)
+            assert value - float(jax.vmap(lambda v: known.problem.lower(x, v))(grid).min()) < 1e-7
+    uppers = [candidate.upper for candidate in found.candidates]
+    assert uppers == sorted(uppers)
+
+
+def test_a_follower_indifferent_at_an_isolated_x():
+    """The hardest of the twelve; `bilax bench suite` runs them all."""
+    known = PROBLEMS["mb_2007_11"]
+    judge(known, bilax.solve_global(known.problem, known.x0, known.y0))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_problems(name):
+    known = OTHERS[name]
+    judge(known, bilax.solve_global(known.problem, known.x0, known.y0))
+
+
+def test_no_leader_is_deterministic_and_heeds_its_key():
+    known = PROBLEMS["mb_2007_05"]
+    first, second = (bilax.solve_global(known.problem, known.x0, known.y0) for _ in range(2))
+    judge(known, first)
+    assert first.upper == second.upper
+    other = bilax.solve_global(known.problem, known.x0, known.y0, key=jax.random.key(3))
+    judge(known, other)
+    assert other.y != first.y
+
+
+def test_the_suite_lists_twelve_problems_with_solutions_inside():
+    assert len(PROBLEMS) == 12
+    for known in PROBLEMS.values():
+        assert jnp.all(known.problem.y_set.project(known.y0) == known.y0)
+
+
+def test_wrong_arguments_are_named():
+    known = PROBLEMS["mb_2007_05"]
+    with pytest.raises(TypeError, match="y0 has dtype int"):
+        bilax.solve_global(known.problem, (), jnp.asarray(1))
+    with pytest.raises(TypeError, match="data"):
+        bilax.solve_global(known.problem, (), jnp.asarray(1.0), data=[1.0])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="inner_steps"):
+        bilax.penalty(known.problem, (), jnp.asarray(0.1), inner_steps=0, step_size=0.1)
+    with pytest.raises(ValueError, match="step_size"):
+        bilax.bvfim(known.problem, (), jnp.asarray(0.1), inner_steps=1, step_size=-0.1)
+
+
+# The value function
+
+
+def test_narrow_basins_in_many_dimensions_are_seen():
+    """Ten separable followers with basins a hundredth of their range wide: a sample never meets the right one."""
+    problem = bilax.Problem(
+        lambda x, y: jnp.sum((y - 1) ** 2), lambda x, y: jnp.sum((y - x) ** 2 + jnp.sin(3 * (y - x)) ** 2),
+        bilax.Box(-100.0, 100.0), bilax.Box(-100.0, 100.0),
+    )  # fmt: skip
+    x = np.linspace(-1, 2, 10)
+    stuck = x + np.where(np.arange(10) < 2, -0.9348, 0.0)
+    assert bilax.certify(problem, _Point(x, x)).verdict is bilax.Verdict.global_follower
+    assert bilax.certify(problem, _Point(x, stuck)).verdict is not bilax.Verdict.global_follower
+
+
+class _Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def test_follower_minima_finds_every_basin():
+    with jax.enable_x64(True):
+        problem = bilax.Problem(lambda x, y: y, lambda x, y: jnp.sin(3 * y) + 0.01 * y**2, y_set=bilax.Box(-6.0, 6.0))
+        flat = flatten(problem, (), jnp.asarray(0.0))
+        middle, unit = jnp.zeros(1), low_discrepancy(512, 1, 0)
+        found = jax.jit(lambda unit: follower_minima(flat, jnp.zeros(0), middle, unit, keep=24))(unit)
+        found = jax.device_get(found)
+    distinct = np.sort(found.points[: int(found.distinct), 0])
+    curvature = np.sign(np.sin(3 * distinct) + 0.01 * distinct**2)
+    # Five interior minima near (4k − 1) π/6, and the two ends, of which f falls towards one only.
+    expected = [k for k in (np.arange(-4, 4) * 4 - 1) * np.pi / 6 if abs(k) < 6]
+    for place in expected:
+        assert np.abs(distinct - place).min() < 0.05
+    assert (curvature < 0).sum() >= len(expected)
+    assert found.values[0] == found.values.min()
+
+
+@pytest.mark.parametrize("solve", [bilax.penalty, bilax.bvfim])
+def test_value_function_methods_solve_a_convex_problem(solve):
+    known = PROBLEMS["b_1998_02"]
+    found = solve(
+        known.problem, known.x0, known.y0, inner_steps=20, step_size=0.2, steps=400, optimizer=optax.adam(0.02)
+    )
+    assert found.x == pytest.approx([0.8, 0.2], abs=0.01)
+    assert float(found.upper) == pytest.approx(0, abs=1e-3)
+    assert found.status is bilax.Status.step_limit
+    assert len(found.history.upper) == 400
+
+
+def test_a_diverging_value_method_keeps_its_last_finite_point():
+    problem = bilax.Problem(lambda x, y: x**2 + y**2, lambda x, y: y**4 - x * y)
+    found = bilax.penalty(problem, jnp.asarray(1.0), jnp.asarray(5.0), inner_steps=10, step_size=1.0, steps=20)
+    assert found.status is bilax.Status.non_finite
+    assert np.isfinite(found.x)
+    assert np.isfinite(found.y)
+    assert found.steps < 20
+
+
+# Interval bounds
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda y: jnp.sin(3 * y[0]) * jnp.exp(-y[1]) + y[0] ** 3,
+        lambda y: jnp.cos(y[0] * y[1]) / (2 + y[1] ** 2) - jnp.square(y[0]),
+        lambda y: jnp.tanh(jnp.asarray([[1.0, -2.0], [0.5, 1.0]]) @ y).sum() - y[0] * y[1],
+        lambda y: jnp.sqrt(1 + y[0] ** 4) - jnp.log(3 + y[1]),
+    ],
+)
+def test_intervals_contain_the_range(f):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        lo = rng.uniform(-2, 1, (50, 2))
+        boxes = Interval(jnp.asarray(lo), jnp.asarray(lo + rng.uniform(0, 1.5, (50, 2))))
+        inside = jnp.asarray(rng.uniform(size=(200, 1, 2))) * (boxes.hi - boxes.lo) + boxes.lo
+        for function in (f, jax.grad(f)):
+            out = jax.jit(jax.vmap(lambda box, function=function: on_intervals(function, box)))(boxes)
+            values = jax.jit(jax.vmap(jax.vmap(function)))(inside)
+            assert (out.lo <= values.min(0)).all()
+            assert (values.max(0) <= out.hi).all()
+            assert np.isfinite(out.lo).all()
