@@ -64,3 +64,14 @@ def test_a_task_is_normalised_by_its_own_pictures():
     together = jax.vmap(network)(tasks)
     np.testing.assert_allclose(together[1], network(tasks[1]), atol=1e-4)
     assert not np.allclose(network(tasks.reshape(8, 8, 8, 1))[4:], together[1], atol=1e-2)
+
+
+def test_the_gradient_over_tasks_is_that_of_a_loop():
+    # With jnp.max in the pooling, compiled gradients over tasks went wrong: see max_pool.
+    model = jax.tree.map(lambda leaf: leaf.astype(float), ConvNet4(1, 2, KEY))
+    tasks = jax.random.normal(KEY, (2, 9, 4, 4, 1))
+    together = jax.jit(jax.grad(lambda model: jnp.sum(jnp.sin(jax.vmap(model)(tasks)))))(model)
+    one = jax.jit(jax.grad(lambda model, x: jnp.sum(jnp.sin(model(x)))))
+    apart = jax.tree.map(jnp.add, one(model, tasks[0]), one(model, tasks[1]))
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
