@@ -23,7 +23,7 @@ MEMBERS = 200_000
 """entries of one archive at the most; the largest real one has about 20,000"""
 DRAWING = re.compile(r"(?:images_\w+/)?(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<file>[^/]+\.png)")
 
-VALIDATION_FULL = ("Alphabet_of_the_Magi", "Angelic", "Atemayar_Qelisayer", "Atlantean", "Aurek-Besh")
+VALIDATION_FULL = ("Alphabet_of_the_Magi", "Anglo-Saxon_Futhorc", "Arcadian", "Armenian", "Asomtavruli_(Georgian)")
 """alphabets of the background set that serve as validation, where the whole of Omniglot is there"""
 VALIDATION_SMALL, TEST_SMALL = ("Early_Aramaic",), ("Greek", "Tagalog")
 """alphabets of the two small sets that are held out"""

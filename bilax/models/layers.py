@@ -22,7 +22,7 @@ class Convolution(eqx.Module):
         self.kernel = scale * jax.random.normal(key, (side, side, channels, filters), jnp.float32)
 
     def __call__(self, x: Pictures) -> Pictures:
-        # On CPU a convolution is faster as patches times a matrix; with one kernel per task (MAML's) 5 to 8 times.
+        # With one kernel per task (MAML's), XLA's convolution on CPU took 6 to 9 times as long as patches × matrix.
         return jax.lax.platform_dependent(x, self.kernel, cpu=convolve_patches, default=convolve)
 
 
