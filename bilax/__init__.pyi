@@ -31,7 +31,7 @@ from .methods import (
     t_rhg,
 )
 from .outer import multistart, solve
-from .phi import Info, Phi, approximate
+from .phi import Info, Phi, Tasks, approximate
 from .pictures import basin_map, landscape, leader_path
 from .problem import Follower, Problem
 from .search import Candidate, GlobalSolution, solve_global
@@ -86,6 +86,7 @@ __all__ = [
     "Simplex",
     "Solution",
     "Status",
+    "Tasks",
     "TensorBoard",
     "Verdict",
     "__version__",

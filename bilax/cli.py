@@ -18,6 +18,10 @@ COMMANDS = {
             "bilax.experiments.cleaning_targets:Cleaning",
             "half the labels wrong: digits, MNIST, FashionMNIST",
         ),
+        "few-shot": (
+            "bilax.experiments.few_shot_run:FewShot",
+            "new classes from a few examples: digits, sinusoids, Omniglot, ...",
+        ),
     },
     "compare": {
         "toy": ("bilax.experiments.single:CompareToy", "all methods on the non-convex example, a table and a figure"),

@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from bilax.checkpoint import Saving
 from bilax.checks import check_inside, check_point
 from bilax.methods import Method
-from bilax.phi import Info, Phi, approximate
+from bilax.phi import Info, Phi, Tasks, approximate
 from bilax.problem import Problem
 from bilax.solution import BilevelError, History, Solution, Status
 
@@ -42,7 +42,7 @@ class Batches(NamedTuple):
 class Loop(NamedTuple):
     """What stays the same from one outer step to the next."""
 
-    phi: Phi
+    phi: Phi | Tasks
     optimizer: optax.GradientTransformation
     z_optimizer: optax.GradientTransformation
     data: Data
@@ -85,6 +85,7 @@ def solve(
     optimizer: optax.GradientTransformation = _SGD,
     z_optimizer: optax.GradientTransformation | None = None,
     data: Data = (),
+    tasks: bool = False,
     key: Array | None = None,
     tolerance: float | None = None,
     record: Record = _record_nothing,
@@ -102,6 +103,8 @@ def solve(
       x is projected onto X and z onto Y after each update.
     - `data`: a tuple that the objectives get after (x, y); a traced function (step, key) -> such a tuple; or an
       iterable of such tuples, one per outer step.
+    - `tasks`: the leaves of the data have a leading axis, one entry per task; φ is the mean over tasks, each with a
+      follower of its own that starts from the shared z (`bilax.Tasks`).
     - `key`: makes a run with random data repeatable.
     - `tolerance`: end as converged once the residual and the relative outer step are below it.
     - `record`: a function (x, z, info) of each outer step whose values come back in `history.record`.
@@ -118,7 +121,7 @@ def solve(
     and its gradient were finite. A second call with the same problem, method and optimiser objects and the same
     shapes compiles nothing.
     """
-    loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record)
+    loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record, tasks)
     if resume and saving is None:
         raise ValueError("resume=True needs saving=bilax.Saving(folder), where the run was saved.")
     if progress or callbacks or saving or time_limit is not None or isinstance(loop.data, Batches):
@@ -190,6 +193,7 @@ def _prepare(
     data: Data,
     tolerance: float | None,
     record: Record,
+    tasks: bool = False,
 ) -> tuple[Loop, PyTree, PyTree]:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
@@ -206,6 +210,12 @@ def _prepare(
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
     # φ itself checks the objectives, once for each shape, when it is traced.
     phi, data = approximate(problem, method), _check_data(data)
+    if tasks and method.start == "warm":
+        raise ValueError(
+            'start="warm" goes on from the last y_K, but with tasks=True there is one for each task. Use "fixed", or '
+            '"auxiliary" to learn a common start.'
+        )
+    phi = Tasks(phi) if tasks else phi
     return Loop(phi, optimizer, z_optimizer or optimizer, data, tolerance, record), x0, y0
 
 
@@ -255,7 +265,8 @@ def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> 
     data = _data(loop, jnp.zeros((), int), key) if batch is None else batch
     shape = jax.eval_shape(lambda: _evaluate(loop, x0, y0, data)[0])
     unknown = jax.tree.map(lambda leaf: _nothing(leaf.shape, leaf.dtype), shape)
-    good = unknown._replace(x=x0, z=y0, y=y0)
+    y = jax.tree.map(lambda leaf, like: jnp.broadcast_to(leaf, like.shape), y0, unknown.y)
+    good = unknown._replace(x=x0, z=y0, y=y)
     return State(x0, y0, memory, key, jnp.zeros((), int), jnp.asarray(Status.running), good)
 
 

@@ -23,7 +23,7 @@ class Info(NamedTuple):
     """y_k̄, where the leader's objective is taken"""
     y_last: PyTree
     """y_K"""
-    k_bar: Int[Array, ""]
+    k_bar: Int[Array, ""] | Float[Array, ""]
     lower: Float[Array, ""]
     """f(x, y_k̄)"""
     residual: Float[Array, ""]
@@ -57,6 +57,35 @@ def approximate(problem: Problem, method: Method) -> Phi:
         (value, info), (gx, gz) = jax.value_and_grad(phi, (0, 1), has_aux=True)(x, z)
     """
     return Phi(problem, method)
+
+
+class Tasks(eqx.Module):
+    """The mean of φ over tasks: leaves of `data` have a leading axis, one entry per task; x and z are shared.
+
+    Each task has a follower of its own, and its own k̄. Of what `info` holds, y and y_last keep the axis, solved
+    tells of all tasks, and the numbers are means.
+    """
+
+    phi: Phi
+
+    @property
+    def problem(self) -> Problem:
+        return self.phi.problem
+
+    @property
+    def method(self) -> Method:
+        return self.phi.method
+
+    def __call__(self, x: PyTree, z: PyTree, *data: Any) -> tuple[Float[Array, ""], Info]:
+        counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+        if len(counts) != 1 or () in counts or (0,) in counts:
+            raise ValueError(
+                "tasks need data whose leaves have one common leading axis, the tasks; the first axes are "
+                f"{sorted(counts)}."
+            )
+        values, each = jax.vmap(lambda *task: self.phi(x, z, *task))(*data)
+        numbers = {name: jnp.mean(getattr(each, name)) for name in ("k_bar", "lower", "residual", "solve_error")}
+        return jnp.mean(values), each._replace(**numbers, solved=jnp.all(each.solved))
 
 
 @eqx.filter_custom_vjp

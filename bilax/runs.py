@@ -39,7 +39,8 @@ class RunRecord(NamedTuple):
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Notes what was asked, with the versions that answer it."""
     versions = {"bilax": bilax.__version__, "jax": jax.__version__, "numpy": np.__version__}
-    write_whole(folder / "config.json", json.dumps({"config": config, "versions": versions}, indent=1).encode())
+    text = json.dumps({"config": config, "versions": versions}, indent=1, default=str)
+    write_whole(folder / "config.json", text.encode())
 
 
 class HistoryFile:

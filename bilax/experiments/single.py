@@ -31,6 +31,7 @@ class Setup(NamedTuple):
     x0: Any
     y0: Any
     data: Any = ()
+    tasks: bool = False
 
 
 @dataclasses.dataclass
@@ -119,7 +120,7 @@ class Run(abc.ABC):
                 raise FileExistsError(f"{folder} already holds a run: add --resume, or choose another --out.")
             write_config(folder, settings)
             solution = bilax.solve(
-                setup.problem, method, setup.x0, setup.y0, steps=self.outer_steps, data=setup.data,
+                setup.problem, method, setup.x0, setup.y0, steps=self.outer_steps, data=setup.data, tasks=setup.tasks,
                 optimizer=make(self.rate), z_optimizer=None if self.z_rate is None else make(self.z_rate),
                 key=jax.random.key(seed), progress=not self.json, callbacks=[HistoryFile(folder)],
                 saving=bilax.Saving(folder / "checkpoints", every_seconds=self.save_every), resume=self.resume,

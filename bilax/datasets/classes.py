@@ -1,0 +1,110 @@
+"""Pictures grouped by class, from which few-shot tasks are drawn, and the decoding of single pictures."""
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from bilax.datasets.idx import DataError
+
+PIXELS = 1 << 24
+"""of one picture at the most: a small file can announce a picture that fills the memory"""
+
+
+@runtime_checkable
+class Pictures(Protocol):
+    """The pictures of one class: an array of bytes (n, height, width, channels), or what can stand for one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray: ...
+
+
+class Classes(NamedTuple):
+    """Pictures by class, in a fixed order."""
+
+    names: tuple[str, ...]
+    pictures: tuple[Pictures, ...]
+    shape: tuple[int, int, int]
+    """(height, width, channels) of every picture"""
+
+    def take(self, indices: Iterable[int]) -> "Classes":
+        """The classes with these indices."""
+        indices = list(indices)
+        return self._replace(
+            names=tuple(self.names[i] for i in indices), pictures=tuple(self.pictures[i] for i in indices)
+        )
+
+    def groups(self) -> tuple[str, ...]:
+        """The first parts of names such as Greek/character01: Omniglot's alphabets."""
+        return tuple(sorted({_group(name) for name in self.names}))
+
+    def of(self, groups: Iterable[str]) -> "Classes":
+        """The classes of these groups."""
+        wanted = set(groups)
+        missing = sorted(wanted - set(self.groups()))
+        if missing:
+            raise DataError(f"there is no {', '.join(missing)}; known are {', '.join(self.groups())}.")
+        return self.take(i for i, name in enumerate(self.names) if _group(name) in wanted)
+
+    def rotated(self, quarter_turns: Sequence[int] = (0, 1, 2, 3)) -> "Classes":
+        """Each class once for each number of quarter turns; only for pictures held as arrays."""
+        pairs = [
+            (name, np.asarray(p), k) for name, p in zip(self.names, self.pictures, strict=True) for k in quarter_turns
+        ]
+        return self._replace(
+            names=tuple(f"{name}/{90 * k}" if k else name for name, _, k in pairs),
+            pictures=tuple(np.rot90(p, k, (1, 2)) for _, p, k in pairs),
+        )
+
+
+class Splits(NamedTuple):
+    """Classes to train on, to choose settings by and to report on; no class is in two of them."""
+
+    train: Classes
+    validation: Classes
+    test: Classes
+
+
+def classes(pictures: Mapping[str, Pictures], shape: tuple[int, int, int]) -> Classes:
+    """Classes in the order of their names."""
+    names = tuple(sorted(pictures))
+    return Classes(names, tuple(pictures[name] for name in names), shape)
+
+
+def random_splits(everything: Classes, seed: int = 0, shares: tuple[float, float] = (0.6, 0.2)) -> Splits:
+    """`shares` of the classes for training and validation, the others for the test; at least one class each."""
+    count = len(everything.names)
+    if count < 3:
+        raise DataError(f"{count} classes cannot be split into training, validation and test: give at least 3.")
+    order = np.random.default_rng(seed).permutation(count)
+    first = int(np.clip(round(shares[0] * count), 1, count - 2))
+    second = int(np.clip(first + round(shares[1] * count), first + 1, count - 1))
+    train, validation, test = (everything.take(sorted(part.tolist())) for part in np.split(order, (first, second)))
+    return Splits(train, validation, test)
+
+
+def decode(
+    content: bytes | Path, size: tuple[int, int] | None, channels: int, where: str, formats: Sequence[str]
+) -> UInt8[np.ndarray, "height width channels"]:
+    """One picture in grey (`channels=1`) or colour (3), scaled to `size` = (height, width) unless that is None."""
+    source = io.BytesIO(content) if isinstance(content, bytes) else content
+    try:
+        with Image.open(source, formats=tuple(formats)) as picture:
+            if picture.width * picture.height > PIXELS:
+                raise DataError(f"{where}: a picture of {picture.width} × {picture.height} is too large to be meant.")
+            picture = picture.convert("L" if channels == 1 else "RGB")
+            if size is not None and (picture.height, picture.width) != size:
+                picture = picture.resize((size[1], size[0]), Image.Resampling.LANCZOS)
+            return np.asarray(picture).reshape(picture.height, picture.width, channels)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file can fail in many ways inside Pillow
+        raise DataError(f"{where}: cannot be read as {' or '.join(formats)} ({error}).") from error
+
+
+def _group(name: str) -> str:
+    return name.split("/")[0]

@@ -1,0 +1,133 @@
+"""Few-shot tasks: N-way M-shot episodes drawn from classes, and sinusoids. Drawn on the host, repeatably."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bilax.datasets.classes import Classes, Splits
+from bilax.datasets.idx import DataError
+
+
+class Episode(NamedTuple):
+    """Tasks, along the leading axis of every field: what a follower learns from and what it is judged by."""
+
+    support: Any
+    """(tasks, way · shots, ...): D_tr"""
+    support_targets: Any
+    """(tasks, way · shots) labels in 0..way-1, or (tasks, shots, 1) values"""
+    query: Any
+    """(tasks, way · queries, ...): D_val"""
+    query_targets: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """An endless iterable of batches of N-way M-shot tasks, for `solve(data=..., tasks=True)`.
+
+    Batch i depends on the seed and on i alone. In each task `way` classes are drawn and numbered anew, and of each
+    class `shots` pictures to learn from and `queries` others to be judged by. Bytes become numbers in [0, 1].
+    """
+
+    classes: Classes
+    way: int = 5
+    shots: int = 1
+    queries: int = 15
+    tasks: int = 4
+    seed: int = 0
+
+    def __post_init__(self):
+        _check_counts(self, ("way", "shots", "queries", "tasks"))
+        if self.way > len(self.classes.names):
+            raise DataError(f"way={self.way} needs as many classes; there are {len(self.classes.names)}.")
+        need = self.shots + self.queries
+        for name, pictures in zip(self.classes.names, self.classes.pictures, strict=True):
+            if len(pictures) < need:
+                raise DataError(
+                    f"class {name} has {len(pictures)} pictures, but shots={self.shots} and queries={self.queries} "
+                    f"need {need}: lower one of them, or leave the class out."
+                )
+
+    def __iter__(self) -> Iterator[tuple[Episode]]:
+        index = 0
+        while True:
+            yield (self.batch(index),)
+            index += 1
+
+    def batch(self, index: int) -> Episode:
+        """Batch number `index`."""
+        draw = np.random.default_rng((self.seed, index))
+        return _stack([self._task(draw) for _ in range(self.tasks)])
+
+    def _task(self, draw: np.random.Generator) -> Episode:
+        support, query = [], []
+        for c in draw.choice(len(self.classes.names), self.way, replace=False):
+            pictures = self.classes.pictures[c]
+            rows = draw.choice(len(pictures), self.shots + self.queries, replace=False)
+            chosen = np.asarray(pictures[rows], np.float32) / np.float32(255)
+            support.append(chosen[: self.shots])
+            query.append(chosen[self.shots :])
+        labels = np.arange(self.way, dtype=np.int32)
+        return Episode(
+            np.concatenate(support),
+            np.repeat(labels, self.shots),
+            np.concatenate(query),
+            np.repeat(labels, self.queries),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoids:
+    """An endless iterable of batches of regression tasks: y = a sin(x − b), a in [0.1, 5], b in [0, π], x in [−5, 5].
+
+    Finn et al. 2017, Section 5.1. Batch i depends on the seed and on i alone.
+    """
+
+    shots: int = 10
+    queries: int = 10
+    tasks: int = 4
+    seed: int = 0
+
+    def __post_init__(self):
+        _check_counts(self, ("shots", "queries", "tasks"))
+
+    def __iter__(self) -> Iterator[tuple[Episode]]:
+        index = 0
+        while True:
+            yield (self.batch(index),)
+            index += 1
+
+    def batch(self, index: int) -> Episode:
+        """Batch number `index`."""
+        draw = np.random.default_rng((self.seed, index))
+        amplitude = draw.uniform(0.1, 5, (self.tasks, 1, 1))
+        phase = draw.uniform(0, np.pi, (self.tasks, 1, 1))
+        x = draw.uniform(-5, 5, (self.tasks, self.shots + self.queries, 1))
+        x, y = x.astype(np.float32), (amplitude * np.sin(x - phase)).astype(np.float32)
+        return Episode(x[:, : self.shots], y[:, : self.shots], x[:, self.shots :], y[:, self.shots :])
+
+
+def load_digit_tasks() -> Splits:
+    """scikit-learn's digits (8 × 8) as classes: trained on 0–4 and their quarter turns, tested on 5–9.
+
+    Validation has 5–9 turned by a quarter. This is a stand-in that needs no file, not a benchmark.
+    """
+    from sklearn.datasets import load_digits
+
+    pictures, labels = load_digits(return_X_y=True)
+    pictures = np.round(pictures * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    digits = Classes(tuple("0123456789"), tuple(pictures[labels == i] for i in range(10)), (8, 8, 1))
+    known, new = digits.take(range(5)), digits.take(range(5, 10))
+    return Splits(known.rotated((0, 1)), new.rotated((1,)), new)
+
+
+def _stack(tasks: list[Episode]) -> Episode:
+    return Episode(*(np.stack(field) for field in zip(*tasks, strict=True)))
+
+
+def _check_counts(config: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")

@@ -1,0 +1,174 @@
+"""miniImageNet, tieredImageNet and anyone's folder of pictures, as classes for few-shot tasks."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bilax.datasets.classes import Classes, Splits, classes, decode, random_splits
+from bilax.datasets.idx import DataError
+from bilax.datasets.unpickling import read_pickle
+
+SIZE = 84
+PARTS = ("train", "val", "test")
+SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP"}
+
+
+def load_mini_imagenet(folder: Path) -> Splits:
+    """miniImageNet with its official classes: three pickles, or images/ with train.csv, val.csv and test.csv."""
+    packed = [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS]
+    listed = [folder / f"{part}.csv" for part in PARTS]
+    if all(path.is_file() for path in packed):
+        return _disjoint(folder, [read_mini_imagenet(path) for path in packed])
+    if all(path.is_file() for path in listed):
+        return _disjoint(folder, [read_listed(path, folder / "images") for path in listed])
+    raise DataError(
+        f"{folder} holds neither {', '.join(path.name for path in packed)} nor images/ with "
+        f"{', '.join(path.name for path in listed)}."
+    )
+
+
+def load_tiered_imagenet(folder: Path) -> Splits:
+    """tieredImageNet with its official classes, from {train,val,test}_images_png.pkl and ..._labels.pkl."""
+    return _disjoint(
+        folder, [read_tiered(folder / f"{part}_images_png.pkl", folder / f"{part}_labels.pkl") for part in PARTS]
+    )
+
+
+def load_folder(folder: Path, size: int = SIZE, channels: int = 3, seed: int = 0) -> Splits:
+    """Anyone's pictures, one folder per class; the classes are in train/, val/ and test/, or split at random."""
+    if all((folder / part).is_dir() for part in PARTS):
+        return _disjoint(folder, [read_folder(folder / part, size, channels) for part in PARTS])
+    return random_splits(read_folder(folder, size, channels), seed)
+
+
+def read_mini_imagenet(path: Path) -> Classes:
+    """One mini-imagenet-cache-*.pkl: {"image_data": bytes (n, 84, 84, 3), "class_dict": {class: indices}}."""
+    content = read_pickle(path)
+    images, members = _entries(path, content, ("image_data", "class_dict"))
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise DataError(f"{path}: image_data must be bytes of shape (n, height, width, 3), got {_kind(images)}.")
+    if not isinstance(members, dict) or not members:
+        raise DataError(f"{path}: class_dict must name the pictures of each class, got {_kind(members)}.")
+    groups = {str(name): _indices(path, name, rows, len(images)) for name, rows in members.items()}
+    _check_counted_once(path, groups, len(images))
+    height, width = images.shape[1:3]
+    return classes({name: images[rows] for name, rows in groups.items()}, (height, width, 3))
+
+
+def read_tiered(images: Path, labels: Path) -> Classes:
+    """One pair of tieredImageNet's pickles: a list of PNG files, and {"label_specific": (n,), ...}."""
+    files = read_pickle(images)
+    (numbers,) = _entries(labels, read_pickle(labels), ("label_specific",))
+    if not isinstance(files, list) or not files or not all(_is_bytes(file) for file in files):
+        raise DataError(f"{images}: expected a list of PNG files as arrays of bytes, got {_kind(files)}.")
+    numbers = np.asarray(numbers)
+    if numbers.shape != (len(files),) or not np.issubdtype(numbers.dtype, np.integer):
+        raise DataError(f"{labels}: {len(files)} pictures need as many whole numbers, got {_kind(numbers)}.")
+    packed = [file.tobytes() for file in files]
+    shape = decode(packed[0], None, 3, f"{images}: picture 0", ("PNG",)).shape
+    groups = {f"{number:04d}": np.flatnonzero(numbers == number) for number in np.unique(numbers)}
+    return classes(
+        {name: Packed([packed[i] for i in rows], f"{images}: class {name}", shape) for name, rows in groups.items()},
+        (shape[0], shape[1], 3),
+    )
+
+
+class Packed:
+    """Pictures kept as PNG files and unpacked when asked for: all of tieredImageNet is 9 GB unpacked, 3 as it is."""
+
+    def __init__(self, files: Sequence[bytes], where: str, shape: tuple[int, ...]):
+        self.files, self.where, self.shape = files, where, shape
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        size = self.shape[0], self.shape[1]
+        return np.stack([decode(self.files[i], size, 3, f"{self.where}, picture {i}", ("PNG",)) for i in rows])
+
+
+def read_listed(table: Path, images: Path, size: int = SIZE) -> Classes:
+    """The pictures that a table with columns filename, label names, in the folder `images`."""
+    with table.open(newline="") as file:
+        rows = list(csv.reader(file))
+    if not rows or [name.strip() for name in rows[0][:2]] != ["filename", "label"]:
+        raise DataError(f"{table}: the first line must be filename,label.")
+    groups: dict[str, list[Path]] = {}
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) < 2 or Path(row[0]).name != row[0] or not (images / row[0]).is_file():
+            raise DataError(f"{table}: line {number} names no file in {images}: {','.join(row)!r}.")
+        groups.setdefault(row[1], []).append(images / row[0])
+    return _read_files(groups, size, 3, table)
+
+
+def read_folder(folder: Path, size: int = SIZE, channels: int = 3) -> Classes:
+    """Pictures in one folder per class, scaled to `size` × `size`; other files beside them are refused."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder.")
+    groups = {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        files = sorted(path for path in inner.iterdir() if not path.name.startswith("."))
+        wrong = [path for path in files if path.suffix.lower() not in SUFFIXES]
+        if wrong:
+            raise DataError(f"{wrong[0]} is not a picture; each class folder may hold only {', '.join(SUFFIXES)}.")
+        if not files:
+            raise DataError(f"{inner} holds no pictures: remove it, or put some in.")
+        groups[inner.name] = files
+    return _read_files(groups, size, channels, folder)
+
+
+def _read_files(groups: Mapping[str, Sequence[Path]], size: int, channels: int, where: Path) -> Classes:
+    if not groups:
+        raise DataError(f"{where} names no class: there must be one folder or label for each.")
+
+    def read(path: Path) -> np.ndarray:
+        return decode(path, (size, size), channels, str(path), tuple(dict.fromkeys(SUFFIXES.values())))
+
+    return classes(
+        {name: np.stack([read(path) for path in paths]) for name, paths in groups.items()}, (size, size, channels)
+    )
+
+
+def _disjoint(folder: Path, parts: Sequence[Classes]) -> Splits:
+    """The three parts, refused if a class name or a shape shows that they do not belong together."""
+    # tieredImageNet numbers its classes from 0 in each file, so only names can tell that a class is in two parts.
+    named = [{name for name in part.names if not name.isdigit()} for part in parts]
+    both = sorted((named[0] & named[1]) | (named[0] & named[2]) | (named[1] & named[2]))
+    if both:
+        raise DataError(f"{folder}: the class {both[0]} is in two of {', '.join(PARTS)}; a test class must be new.")
+    if len({part.shape for part in parts}) > 1:
+        raise DataError(f"{folder}: pictures have different shapes: {', '.join(str(part.shape) for part in parts)}.")
+    return Splits(*parts)
+
+
+def _entries(path: Path, content: Any, names: Sequence[str]) -> list[Any]:
+    if not isinstance(content, dict) or not all(name in content for name in names):
+        found = sorted(map(str, content)) if isinstance(content, dict) else _kind(content)
+        raise DataError(f"{path}: expected a dictionary with {' and '.join(names)}, got {found}.")
+    return [content[name] for name in names]
+
+
+def _indices(path: Path, name: Any, rows: Any, count: int) -> np.ndarray:
+    indices = np.asarray(rows)
+    if indices.ndim != 1 or not indices.size or not np.issubdtype(indices.dtype, np.integer):
+        raise DataError(f"{path}: class_dict[{name!r}] must list the numbers of pictures, got {_kind(rows)}.")
+    if indices.min() < 0 or indices.max() >= count:
+        raise DataError(f"{path}: class_dict[{name!r}] names picture {indices.max()} of {count}.")
+    return indices
+
+
+def _check_counted_once(path: Path, groups: Mapping[str, np.ndarray], count: int) -> None:
+    times = np.bincount(np.concatenate(list(groups.values())), minlength=count)
+    if times.max() > 1:
+        raise DataError(f"{path}: picture {int(times.argmax())} is given to two classes.")
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

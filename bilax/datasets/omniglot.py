@@ -1,0 +1,111 @@
+"""Omniglot: 20 drawings of each character of many alphabets, as zip files of 105 × 105 PNG pictures.
+
+The archives are read in memory and nothing of them is written to disk. Ink is 255 and paper 0.
+"""
+
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bilax.datasets.classes import Classes, Splits, classes, decode
+from bilax.datasets.idx import DataError
+from bilax.datasets.sources import cache_folder
+
+FULL = ("images_background.zip", "images_evaluation.zip")
+SMALL = ("images_background_small1.zip", "images_background_small2.zip")
+MEMBER_BYTES = 1 << 20
+"""of one unpacked drawing at the most; real ones have a few hundred"""
+MEMBERS = 200_000
+"""entries of one archive at the most; the largest real one has about 20,000"""
+DRAWING = re.compile(r"(?:images_\w+/)?(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<file>[^/]+\.png)")
+
+VALIDATION_FULL = ("Alphabet_of_the_Magi", "Anglo-Saxon_Futhorc", "Arcadian", "Armenian", "Asomtavruli_(Georgian)")
+"""alphabets of the background set that serve as validation, where the whole of Omniglot is there"""
+VALIDATION_SMALL, TEST_SMALL = ("Early_Aramaic",), ("Greek", "Tagalog")
+"""alphabets of the two small sets that are held out"""
+
+
+def load_omniglot(folder: Path | None = None, size: int = 28, rotations: bool = False) -> Splits:
+    """Omniglot split by alphabet.
+
+    With the whole of it (images_background.zip and images_evaluation.zip) the test alphabets are the official
+    evaluation set; with the two small background sets they are `TEST_SMALL`. With `rotations`, each quarter turn
+    of a training character is a class of its own; validation and test keep the characters as they are.
+    """
+    place, names = _find(folder)
+    if names == FULL:
+        background = read_omniglot([place / FULL[0]], size)
+        test = read_omniglot([place / FULL[1]], size)
+        validation = background.of(VALIDATION_FULL)
+        train = background.of(set(background.groups()) - set(VALIDATION_FULL))
+    else:
+        everything = read_omniglot([place / name for name in names], size)
+        validation, test = everything.of(VALIDATION_SMALL), everything.of(TEST_SMALL)
+        train = everything.of(set(everything.groups()) - set(VALIDATION_SMALL) - set(TEST_SMALL))
+    return Splits(train.rotated() if rotations else train, validation, test)
+
+
+def read_omniglot(paths: list[Path], size: int = 28) -> Classes:
+    """All characters of one or several archives as classes named alphabet/character; doubles count once."""
+    drawings: dict[str, dict[str, np.ndarray]] = {}
+    for path in paths:
+        for alphabet, character, file, content in _drawings(path):
+            where = f"{path}: {alphabet}/{character}/{file}"
+            picture = 255 - decode(content, (size, size), 1, where, ("PNG",))
+            drawings.setdefault(f"{alphabet}/{character}", {})[file] = picture
+    if not drawings:
+        raise DataError(f"{', '.join(map(str, paths))}: no drawing such as Greek/character01/0394_01.png is in there.")
+    stacked = {name: np.stack([files[file] for file in sorted(files)]) for name, files in drawings.items()}
+    return classes(stacked, (size, size, 1))
+
+
+def _drawings(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
+    if not path.exists():
+        raise DataError(f"{path} does not exist.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            if len(entries) > MEMBERS:
+                raise DataError(f"{path}: {len(entries)} entries are more than Omniglot can have.")
+            for entry in entries:
+                if entry.is_dir():
+                    continue
+                match = DRAWING.fullmatch(entry.filename)
+                if match is None or ".." in entry.filename.split("/"):
+                    raise DataError(
+                        f"{path}: the entry {entry.filename!r} is not a drawing such as Greek/character01/0394_01.png."
+                    )
+                yield match["alphabet"], match["character"], match["file"], _content(path, archive, entry)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged archive can fail in many ways inside zipfile and zlib
+        raise DataError(f"{path}: cannot be read as a zip archive; it is damaged or cut off ({error}).") from error
+
+
+def _content(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    # An archive may lie about sizes, so what is read is bounded whatever it announces.
+    with archive.open(entry) as file:
+        content = file.read(MEMBER_BYTES + 1)
+    if len(content) > MEMBER_BYTES:
+        raise DataError(f"{path}: {entry.filename} unpacks to more than {MEMBER_BYTES} bytes.")
+    return content
+
+
+def _find(folder: Path | None) -> tuple[Path, tuple[str, ...]]:
+    given = [folder] if folder else []
+    if os.environ.get("BILAX_DATA"):
+        given.append(Path(os.environ["BILAX_DATA"]))
+    places = [place for root in given for place in (root / "omniglot", root)] + [cache_folder() / "omniglot"]
+    for place in places:
+        for names in (FULL, SMALL):
+            if all((place / name).is_file() for name in names):
+                return place, names
+    looked = ", ".join(map(str, places))
+    raise DataError(
+        f"Omniglot is in none of {looked}. Put {' and '.join(FULL)} (or {' and '.join(SMALL)}) in a folder and name it "
+        "with --folder or BILAX_DATA."
+    )

@@ -1,0 +1,204 @@
+"""Few-shot learning (Section 4.2): a shared representation is the leader, what one task learns is its follower.
+
+A learner says what is shared and what each task has of its own. There are three:
+
+- `heads`: the network is x, one linear classifier per task is y, and the features of a task are the problem's context,
+  computed once per outer step. For RHG, T-RHG, BDA, IA-GM (which is ANIL), IAPTT-GM and the other recipes.
+- `networks`: each task has the whole network and the classifier as y; x is empty. For MAML, FOMAML and Reptile.
+- `prototypes`: the class means of a task's features are y; one step of length 1 on half their mean squared distance
+  gets there from anywhere. For Prototypical Net (Snell et al. 2017).
+
+Targets that are whole numbers make a task a classification, others a regression.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PyTree
+
+import bilax
+from bilax.datasets.episodes import Episode
+
+Penalty = Callable[["Linear"], Any]
+Network = Callable[[Array], Float[Array, "n features"]]
+
+
+class Linear(NamedTuple):
+    """A linear classifier, or a linear map to values."""
+
+    weight: Float[Array, "features outputs"]
+    bias: Float[Array, " outputs"]
+
+    def __call__(self, features: Float[Array, "n features"]) -> Float[Array, "n outputs"]:
+        return features @ self.weight + self.bias
+
+
+class Features(NamedTuple):
+    """What the objectives of one task see of the representation."""
+
+    support: Float[Array, "n features"]
+    query: Float[Array, "m features"]
+
+
+class Learner(NamedTuple):
+    """A problem for one task, where it starts, and the same problem with the test score as the leader's objective."""
+
+    problem: bilax.Problem
+    test: bilax.Problem
+    x0: PyTree
+    y0: PyTree
+
+
+def no_penalty(head: Linear) -> float:
+    """f is the loss alone."""
+    return 0.0
+
+
+class LqPenalty(eqx.Module):
+    """The non-convex penalty of the paper's footnote, (‖w‖₂ + ε)^(q/2), times a weight.
+
+    With `elementwise` it is the usual smoothed ℓ_q, the sum of (w_i² + ε²)^(q/2). Here w is the classifier's weight
+    matrix and bias.
+    """
+
+    q: float = 0.5
+    epsilon: float = 1e-3
+    weight: float = 1.0
+    elementwise: bool = False
+
+    def __check_init__(self):
+        if not 0 < self.q < 1:
+            raise ValueError(f"q must lie strictly between 0 and 1, got {self.q}.")
+        for name in ("epsilon", "weight"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+
+    def __call__(self, head: Linear) -> Any:
+        if self.elementwise:
+            return self.weight * sum(jnp.sum((w**2 + self.epsilon**2) ** (self.q / 2)) for w in head)
+        squared = sum(jnp.sum(w**2) for w in head)
+        # √ has no derivative at 0, where classifiers start; the norm's is taken as 0 there.
+        norm = jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
+        return self.weight * (norm + self.epsilon) ** (self.q / 2)
+
+
+def heads(network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty) -> Learner:
+    """One linear classifier per task on a shared representation; `example` holds inputs (n, ...) of one task."""
+
+    def predict(seen: Features, y: Linear, task: Episode) -> Array:
+        return y(seen.query)
+
+    def lower(seen: Features, y: Linear, task: Episode) -> Any:
+        return loss(y(seen.support), task.support_targets) + penalty(y)
+
+    return _learner(predict, lower, _features, network, linear(network, example, outputs))
+
+
+def networks(network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty) -> Learner:
+    """Each task adapts the whole network and the classifier; their common start is all there is to learn."""
+
+    def predict(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Array:
+        body, head = y
+        return head(body(task.query))
+
+    def lower(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
+        body, head = y
+        return loss(head(body(task.support)), task.support_targets) + penalty(head)
+
+    return _learner(predict, lower, None, (), (network, linear(network, example, outputs)))
+
+
+def prototypes(network: Network, example: Array, way: int) -> Learner:
+    """Classes are where their features are on average; a query belongs to the nearest. To be run by `rhg(1, 1.0)`."""
+
+    def predict(seen: Features, y: Array, task: Episode) -> Array:
+        return -jnp.sum((seen.query[:, None] - y) ** 2, axis=2)
+
+    def lower(seen: Features, y: Array, task: Episode) -> Any:
+        # Every class has as many examples, so the step of length 1 ends at the class means exactly.
+        shots = len(task.support_targets) // way
+        return 0.5 * jnp.sum((seen.support - y[task.support_targets]) ** 2) / shots
+
+    features = jax.eval_shape(network, example).shape[1]
+    return _learner(predict, lower, _features, network, jnp.zeros((way, features), jnp.float32))
+
+
+def linear(network: Network, example: Array, outputs: int) -> Linear:
+    """The classifier that answers nothing yet."""
+    features = jax.eval_shape(network, example).shape[1]
+    return Linear(jnp.zeros((features, outputs), jnp.float32), jnp.zeros(outputs, jnp.float32))
+
+
+def loss(predictions: Array, targets: Array) -> Float[Array, ""]:
+    """Mean cross-entropy of scores (n, classes) for whole numbers (n,), else half the mean squared error."""
+    if jnp.issubdtype(targets.dtype, jnp.integer):
+        return optax.softmax_cross_entropy_with_integer_labels(predictions, targets).mean()
+    return 0.5 * jnp.mean((predictions - targets) ** 2)
+
+
+def score(predictions: Array, targets: Array) -> Float[Array, ""]:
+    """The share of right answers for whole numbers, else the mean squared error."""
+    if jnp.issubdtype(targets.dtype, jnp.integer):
+        return jnp.mean(jnp.argmax(predictions, axis=1) == targets, dtype=predictions.dtype)
+    return jnp.mean((predictions - targets) ** 2)
+
+
+class Score(NamedTuple):
+    """A mean over test tasks with its 95 % interval: mean ± half."""
+
+    mean: float
+    half: float
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.half:.4f}"
+
+
+def evaluate(
+    learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, batches: Iterable[tuple[Episode]], tasks: int = 600
+) -> Score:
+    """The score of y_K on the queries of at least `tasks` tasks, each learnt from z by `method`'s K and α.
+
+    Descent is plain, for neither truncation nor aggregation can be had where the queries' answers are not known.
+    """
+    phi = bilax.approximate(learner.test, plain_descent(method))
+    found: list[np.ndarray] = []
+    for (episode,) in batches:
+        found.append(np.asarray(_each_task(phi, x, z, episode), float))
+        if sum(map(len, found)) >= tasks:
+            break
+    scores = np.concatenate(found)
+    return Score(float(scores.mean()), float(1.96 * scores.std(ddof=1) / np.sqrt(len(scores))), len(scores))
+
+
+def plain_descent(method: bilax.Method) -> bilax.Method:
+    """Gradient descent on f with the method's K and α, and nothing that looks at F."""
+    return bilax.rhg(method.inner_steps, method.dynamics.step_size)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@eqx.filter_jit
+def _each_task(phi: bilax.Phi, x: PyTree, z: PyTree, episode: Episode) -> Array:
+    return jax.vmap(lambda task: phi(x, z, task)[0])(episode)
+
+
+def _features(network: Network, task: Episode) -> Features:
+    # Support and query go through the network together, so batch statistics are those of the whole task.
+    features = network(jnp.concatenate([task.support, task.query]))
+    return Features(features[: len(task.support)], features[len(task.support) :])
+
+
+def _learner(predict: Callable[..., Array], lower: Callable[..., Any], context: Any, x0: PyTree, y0: PyTree) -> Learner:
+    def upper(seen: Any, y: Any, task: Episode) -> Any:
+        return loss(predict(seen, y, task), task.query_targets)
+
+    def test(seen: Any, y: Any, task: Episode) -> Any:
+        return score(predict(seen, y, task), task.query_targets)
+
+    problem = bilax.Problem(upper, lower, context=context)
+    return Learner(problem, dataclasses.replace(problem, upper=test), x0, y0)

@@ -1,0 +1,6 @@
+"""Networks that turn the inputs of one task into features. They hold weights and nothing else."""
+
+from bilax.models.dense import Dense
+from bilax.models.networks import ConvNet4, ResNet12
+
+__all__ = ["ConvNet4", "Dense", "ResNet12"]

@@ -1,0 +1,403 @@
+"""Few-shot data: archives, pickles and folders are read or refused with a reason; episodes are what they say."""
+
+import csv
+import io
+import itertools
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bilax.datasets import DataError
+from bilax.datasets.classes import Classes, decode, random_splits
+from bilax.datasets.episodes import Episodes, Sinusoids, load_digit_tasks
+from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet, read_folder
+from bilax.datasets.omniglot import SMALL, load_omniglot, read_omniglot
+from bilax.datasets.unpickling import read_pickle
+
+DRAW = np.random.default_rng(0)
+
+
+def png(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array.astype(np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def drawing() -> bytes:
+    return png(np.where(DRAW.random((105, 105)) < 0.1, 0, 255))
+
+
+def archive(path: Path, entries: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in entries.items():
+            file.writestr(name, content)
+    return path
+
+
+def numbered(classes: int = 6, each: int = 8, size: int = 3) -> Classes:
+    """Classes whose pictures tell in their pixels which class (first) and which picture (second) they are."""
+    pictures = np.zeros((classes, each, size, size, 1), np.uint8)
+    pictures[..., 0, 0, 0], pictures[..., 0, 1, 0] = np.arange(classes)[:, None], np.arange(each)
+    return Classes(tuple(f"class{i}" for i in range(classes)), tuple(pictures), (size, size, 1))
+
+
+# Omniglot
+
+
+def test_omniglot_is_read_by_alphabet_and_character_and_doubles_count_once(tmp_path):
+    ink = np.full((105, 105), 255)
+    ink[:, :52] = 0
+    first = {"images_background_small1/": b"", "images_background_small1/Greek/character01/0394_01.png": png(ink)}
+    second = {"Greek/character01/0394_01.png": png(ink), "Greek/character02/0395_01.png": drawing()}
+    paths = [archive(tmp_path / "a.zip", first), archive(tmp_path / "b.zip", second)]
+    found = read_omniglot(paths)
+    assert found.names == ("Greek/character01", "Greek/character02")
+    assert np.asarray(found.pictures[0]).shape == (1, 28, 28, 1)
+    picture = np.asarray(found.pictures[0])[0, :, :, 0]
+    assert picture[:, :12].min() > 250  # ink
+    assert picture[:, 16:].max() < 5  # paper
+
+
+def test_omniglots_splits_share_no_alphabet(tmp_path):
+    names = [f"{a}/character0{i}/0{i}_01.png" for a in ("Greek", "Tagalog", "Early_Aramaic", "Latin") for i in (1, 2)]
+    archive(tmp_path / SMALL[0], {name: drawing() for name in names[:4]})
+    archive(tmp_path / SMALL[1], {name: drawing() for name in names[4:]})
+    splits = load_omniglot(tmp_path, rotations=True)
+    assert [split.groups() for split in splits] == [("Latin",), ("Early_Aramaic",), ("Greek", "Tagalog")]
+    assert [len(split.names) for split in splits] == [8, 2, 4]
+    upright, turned = (np.asarray(splits.train.pictures[i])[0] for i in (0, 1))
+    assert splits.train.names[:2] == ("Latin/character01", "Latin/character01/90")
+    np.testing.assert_array_equal(np.rot90(upright), turned)
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ({"../../etc/character01/x.png": b""}, "is not a drawing"),
+        ({"../character01/x.png": b""}, "is not a drawing"),
+        ({"/character01/x.png": b""}, "is not a drawing"),
+        ({"Greek/character01/x.exe": b""}, "is not a drawing"),
+        ({"Greek/character01/x.png": b"not a picture"}, "Greek/character01/x.png: cannot be read as PNG"),
+        ({"Greek/character01/x.png": bytes(2 << 20)}, "unpacks to more than 1048576 bytes"),
+        ({"Greek/character01/x.png": drawing()[:80]}, "cannot be read as PNG"),
+        ({"Greek/": b""}, "no drawing such as"),
+    ],
+)
+def test_hostile_archives_are_refused(tmp_path, entries, reason):
+    before = set(tmp_path.parent.rglob("*"))
+    with pytest.raises(DataError, match=reason):
+        read_omniglot([archive(tmp_path / "a.zip", entries)])
+    assert set(tmp_path.parent.rglob("*")) - before == {tmp_path / "a.zip"}
+
+
+def test_damaged_archives_are_refused(tmp_path):
+    path = archive(tmp_path / "a.zip", {f"Greek/character01/{i}.png": drawing() for i in range(3)})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="damaged or cut off"):
+        read_omniglot([path])
+    path.write_bytes(whole[:300] + bytes(100) + whole[400:])
+    with pytest.raises(DataError, match="damaged or cut off"):
+        read_omniglot([path])
+    with pytest.raises(DataError, match="does not exist"):
+        read_omniglot([tmp_path / "none.zip"])
+
+
+def test_a_picture_too_large_to_be_meant_is_refused():
+    bomb = io.BytesIO()
+    Image.new("1", (5000, 5000)).save(bomb, "PNG")
+    with pytest.raises(DataError, match="5000 × 5000 is too large"):
+        decode(bomb.getvalue(), (28, 28), 1, "bomb", ("PNG",))
+
+
+def test_missing_omniglot_says_where_to_put_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("BILAX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="name it with --folder or BILAX_DATA"):
+        load_omniglot(tmp_path)
+
+
+# pickles
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, flag: Path):
+        self.flag = flag
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.flag),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_and_plain_containers_are_read_in_every_protocol(tmp_path, protocol):
+    content = {
+        "bytes": DRAW.integers(0, 256, (3, 4, 2)).astype(np.uint8),
+        "columns": np.asfortranarray(DRAW.random((3, 4))),
+        "big-endian": np.arange(5, dtype=">i4"),
+        "text": np.array(["ab", "c"]),
+        "list": [1, 2.5, None, True, b"raw", "é", (np.int64(3), np.zeros(0))],
+        7: {"inner": {1, 2}},
+    }
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps(content, protocol))
+    found = read_pickle(path)
+    for name in ("bytes", "columns", "big-endian", "text"):
+        np.testing.assert_array_equal(found[name], content[name])
+        assert found[name].dtype == content[name].dtype
+    assert found["list"][:6] == content["list"][:6]
+    assert found["list"][6][0] == 3
+    assert found["list"][6][1].shape == (0,)
+    assert found[7] == {"inner": {1, 2}}
+
+
+def test_a_pickle_of_python_2_is_read(tmp_path):
+    # What Python 2 and numpy 1 wrote for {'a': np.array([200, 1], 'u1')}.
+    text = (
+        b"(dp0\nS'a'\np1\ncnumpy.core.multiarray\n_reconstruct\np2\n(cnumpy\nndarray\np3\n(I0\ntp4\nS'b'\np5\ntp6\n"
+        b"Rp7\n(I1\n(I2\ntp8\ncnumpy\ndtype\np9\n(S'u1'\np10\nI0\nI1\ntp11\nRp12\n(I3\nS'|'\np13\nNNNI-1\nI-1\nI0\n"
+        b"tp14\nbI00\nS'\\xc8\\x01'\np15\ntp16\nbs."
+    )
+    path = tmp_path / "a.pkl"
+    path.write_bytes(text)
+    np.testing.assert_array_equal(read_pickle(path)["a"], [200, 1])
+
+
+def _cycle():
+    holder: list = []
+    holder.append(holder)
+    return holder
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda flag: Hostile(flag), r"refused: the name posix.mkdir|nt.mkdir"),
+        (lambda flag: {"image_data": [Hostile(flag)]}, "refused: the name"),
+        (lambda flag: np.array([Hostile(flag)], dtype=object), "refused"),
+        (lambda flag: np.array([1], dtype=object), "refused: an array of type 'O8'"),
+        (lambda flag: np.zeros(2, [("a", "f4")]), "refused: an array of type 'V4'"),
+        (lambda flag: Path("x"), "refused: the name pathlib"),
+        (lambda flag: print, "refused: the name builtins.print"),
+        (lambda flag: np.dtype("f4"), "refused: a Dtype"),
+        (lambda flag: _cycle(), "refused: a container that holds itself"),
+    ],
+)
+def test_hostile_pickles_are_refused_and_nothing_of_them_runs(tmp_path, make, reason):
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps(make(tmp_path / "flag")))
+    with pytest.raises(DataError, match=reason):
+        read_pickle(path)
+    assert not (tmp_path / "flag").exists()
+
+
+def test_an_array_that_announces_more_than_it_holds_is_refused(tmp_path):
+    whole = pickle.dumps(np.arange(100, dtype=np.uint8), 2)
+    assert whole.count(b"Kd\x85") == 1  # the shape (100,)
+    path = tmp_path / "a.pkl"
+    path.write_bytes(whole.replace(b"Kd\x85", b"Kz\x85"))
+    with pytest.raises(DataError, match=r"does not fill its shape \(122,\)"):
+        read_pickle(path)
+    path.write_bytes(whole[:-20])
+    with pytest.raises(DataError, match="damaged or cut off"):
+        read_pickle(path)
+
+
+# miniImageNet, tieredImageNet, folders
+
+
+def mini(folder: Path, size: int = 12, **changes) -> Path:
+    for part in ("train", "val", "test"):
+        images = DRAW.integers(0, 256, (30, size, size, 3)).astype(np.uint8)
+        rows = {f"n{part}{i}": list(range(10 * i, 10 * i + 10)) for i in range(3)}
+        content = {"image_data": images, "class_dict": rows} | (changes if part == "test" else {})
+        (folder / f"mini-imagenet-cache-{part}.pkl").write_bytes(pickle.dumps(content))
+    return folder
+
+
+def test_mini_imagenets_pickles_are_read(tmp_path):
+    splits = load_mini_imagenet(mini(tmp_path))
+    stored = pickle.loads((tmp_path / "mini-imagenet-cache-test.pkl").read_bytes())
+    assert splits.test.names == ("ntest0", "ntest1", "ntest2")
+    np.testing.assert_array_equal(np.asarray(splits.test.pictures[1]), stored["image_data"][10:20])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"image_data": np.zeros((30, 12, 12, 3))}, "image_data must be bytes"),
+        ({"image_data": np.zeros((30, 12, 12), np.uint8)}, "image_data must be bytes"),
+        ({"class_dict": {"a": [0, 30]}}, "names picture 30 of 30"),
+        ({"class_dict": {"a": [0, -1]}}, "names picture"),
+        ({"class_dict": {"a": [0, 1], "b": [1]}}, "picture 1 is given to two classes"),
+        ({"class_dict": {"a": "xyz"}}, "must list the numbers"),
+        ({"class_dict": {"ntrain0": [0, 1]}}, "ntrain0 is in two of"),
+        ({"image_data": np.zeros((30, 14, 14, 3), np.uint8)}, "different shapes"),
+    ],
+)
+def test_mislabelled_mini_imagenet_is_refused(tmp_path, changes, reason):
+    with pytest.raises(DataError, match=reason):
+        load_mini_imagenet(mini(tmp_path, **changes))
+
+
+def test_mini_imagenets_tables_are_read(tmp_path):
+    (tmp_path / "images").mkdir()
+    for part in ("train", "val", "test"):
+        with (tmp_path / f"{part}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(("filename", "label"))
+            for i in range(4):
+                table.writerow((f"{part}{i}.jpg", f"n{part}{i % 2}"))
+                Image.fromarray(np.full((20, 30, 3), 40 * i, np.uint8)).save(tmp_path / "images" / f"{part}{i}.jpg")
+    splits = load_mini_imagenet(tmp_path)
+    assert splits.train.shape == (84, 84, 3)
+    assert splits.train.names == ("ntrain0", "ntrain1")
+    assert [int(p[0, 0, 0]) for p in np.asarray(splits.train.pictures[1])] == [40, 120]
+    with (tmp_path / "test.csv").open("a") as file:
+        file.write("../test.csv,n0\n")
+    with pytest.raises(DataError, match="line 6 names no file"):
+        load_mini_imagenet(tmp_path)
+    with pytest.raises(DataError, match="holds neither"):
+        load_mini_imagenet(tmp_path / "images")
+
+
+def tiered(folder: Path, labels=None) -> np.ndarray:
+    images = DRAW.integers(0, 256, (12, 10, 10, 3)).astype(np.uint8)
+    for part in ("train", "val", "test"):
+        files = [np.frombuffer(png(image), np.uint8)[:, None] for image in images]
+        numbers = np.arange(12) // 4 if labels is None else labels
+        (folder / f"{part}_images_png.pkl").write_bytes(pickle.dumps(files))
+        (folder / f"{part}_labels.pkl").write_bytes(pickle.dumps({"label_specific": numbers, "label_general": numbers}))
+    return images
+
+
+def test_tiered_imagenet_is_read(tmp_path):
+    images = tiered(tmp_path)
+    splits = load_tiered_imagenet(tmp_path)
+    assert splits.validation.names == ("0000", "0001", "0002")
+    np.testing.assert_array_equal(splits.train.pictures[2][np.array([3, 0])], images[[11, 8]])
+    assert next(iter(Episodes(splits.train, way=3, queries=2)))[0].query.shape == (4, 6, 10, 10, 3)
+
+
+def test_mislabelled_tiered_imagenet_is_refused(tmp_path):
+    tiered(tmp_path, labels=np.zeros(11, int))
+    with pytest.raises(DataError, match="12 pictures need as many whole numbers"):
+        load_tiered_imagenet(tmp_path)
+    (tmp_path / "train_images_png.pkl").write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(DataError, match="expected a list of PNG files"):
+        load_tiered_imagenet(tmp_path)
+
+
+def folder_of_pictures(root: Path, classes: int = 5) -> Path:
+    for i in range(classes):
+        (root / f"kind{i}").mkdir(parents=True)
+        for j in range(3):
+            Image.fromarray(np.full((9, 7, 3), 20 * i + j, np.uint8)).save(root / f"kind{i}" / f"{j}.png")
+    return root
+
+
+def test_a_folder_per_class_is_read_and_split(tmp_path):
+    splits = load_folder(folder_of_pictures(tmp_path), size=8)
+    names = [split.names for split in splits]
+    assert sorted(itertools.chain(*names)) == [f"kind{i}" for i in range(5)]
+    assert [len(part) for part in names] == [3, 1, 1]
+    whole = read_folder(tmp_path, 8, 1)
+    assert np.asarray(whole.pictures[4])[:, 0, 0, 0].tolist() == [80, 81, 82]
+    assert names == [split.names for split in load_folder(tmp_path, size=8)]
+
+
+def test_what_is_wrong_with_a_folder_is_named(tmp_path):
+    folder_of_pictures(tmp_path, 2)
+    with pytest.raises(DataError, match="2 classes cannot be split"):
+        load_folder(tmp_path)
+    (tmp_path / "kind0" / "1.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DataError, match=r"1\.png: cannot be read"):
+        read_folder(tmp_path)
+    (tmp_path / "kind0" / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match=r"notes\.txt is not a picture"):
+        read_folder(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no pictures"):
+        read_folder(tmp_path)
+
+
+# episodes
+
+
+def test_an_episode_keeps_classes_apart_and_pictures_unrepeated():
+    episodes = Episodes(numbered(), way=4, shots=2, queries=3, tasks=5, seed=3)
+    episode = episodes.batch(0)
+    assert episode.support.shape == (5, 8, 3, 3, 1)
+    assert episode.query.shape == (5, 12, 3, 3, 1)
+    for t in range(5):
+        sides = [(episode.support[t], episode.support_targets[t]), (episode.query[t], episode.query_targets[t])]
+        classes, pictures = {}, {}
+        for x, targets in sides:
+            for one, label in zip(np.round(255 * x[:, 0, :2, 0]).astype(int), targets, strict=True):
+                classes.setdefault(int(label), set()).add(int(one[0]))
+                pictures.setdefault(int(label), []).append(int(one[1]))
+        assert sorted(classes) == [0, 1, 2, 3]
+        assert all(len(found) == 1 for found in classes.values())
+        assert len(set.union(*classes.values())) == 4
+        assert all(len(set(found)) == 5 for found in pictures.values())
+
+
+def test_classes_are_numbered_anew_in_each_task():
+    episode = Episodes(numbered(4), way=4, shots=1, queries=1, tasks=20).batch(0)
+    first = np.round(255 * episode.support[:, 0, 0, 0, 0])
+    assert len(set(first.tolist())) == 4
+
+
+@pytest.mark.parametrize("make", [lambda seed: Episodes(numbered(), 3, 1, 2, seed=seed), lambda s: Sinusoids(seed=s)])
+def test_episodes_repeat_from_their_seed(make):
+    def first(seed):
+        return [batch for (batch,) in itertools.islice(make(seed), 3)]
+
+    for a, b in zip(first(1), first(1), strict=True):
+        for left, right in zip(a, b, strict=True):
+            np.testing.assert_array_equal(left, right)
+    assert not np.array_equal(first(1)[0].support, first(2)[0].support)
+    assert not np.array_equal(first(1)[0].support, first(1)[1].support)
+    np.testing.assert_array_equal(make(1).batch(2).query, first(1)[2].query)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"way": 7}, "way=7 needs as many classes; there are 6"),
+        ({"shots": 6, "queries": 3}, "class class0 has 8 pictures, but shots=6 and queries=3 need 9"),
+        ({"tasks": 0}, "tasks must be a whole number"),
+    ],
+)
+def test_impossible_episodes_are_refused_at_the_call(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        Episodes(numbered(), **{"queries": 2, **options})
+
+
+def test_sinusoids_lie_on_one_sinusoid_per_task():
+    episode = Sinusoids(shots=20, queries=20, tasks=3).batch(0)
+    for x, y, x2, y2 in zip(*episode[:2], *episode[2:], strict=True):
+        # a sin(x − b) lies in the span of sin x and cos x: fitted on the support it gives the queries.
+        weights = np.linalg.lstsq(np.hstack([np.sin(x), np.cos(x)]), y, rcond=None)[0]
+        np.testing.assert_allclose(np.hstack([np.sin(x2), np.cos(x2)]) @ weights, y2, atol=1e-4)
+        assert 0.1 <= np.linalg.norm(weights) <= 5
+
+
+def test_digits_are_tested_on_digits_never_trained_on():
+    splits = load_digit_tasks()
+    assert splits.train.names[:2] == ("0", "0/90")
+    assert set(splits.train.groups()).isdisjoint(splits.test.groups())
+    assert splits.test.names == tuple("56789")
+    assert sum(len(p) for p in splits.test.pictures) == 896
+
+
+def test_random_splits_use_every_class_once():
+    splits = random_splits(numbered(10), seed=1)
+    assert sorted(itertools.chain(*(split.names for split in splits))) == sorted(numbered(10).names)
+    assert [len(split.names) for split in splits] == [6, 2, 2]

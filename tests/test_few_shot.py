@@ -1,0 +1,414 @@
+"""Few-shot learning: tasks are a mean of φ, learners agree with naive ones, gradients with finite differences."""
+
+import itertools
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+
+import bilax
+from bilax import cli
+from bilax.datasets.episodes import Episode, Sinusoids
+from bilax.experiments import few_shot
+from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes
+from bilax.models import ConvNet4, Dense
+
+WAY, SHOTS, QUERIES, TASKS = 3, 2, 4, 3
+KEY = jax.random.key(1)
+
+
+def double(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
+
+
+def random_tasks(shape: tuple[int, ...] = (4,), seed: int = 0, tasks: int = TASKS) -> Episode:
+    draw = np.random.default_rng(seed)
+    centres = draw.normal(size=(tasks, WAY, 1, *shape))
+
+    def part(each):
+        x = centres + 0.7 * draw.normal(size=(tasks, WAY, each, *shape))
+        return x.reshape(tasks, WAY * each, *shape), np.tile(np.repeat(np.arange(WAY), each), (tasks, 1))
+
+    return Episode(*part(SHOTS), *part(QUERIES))
+
+
+def network(seed: int = 0) -> Dense:
+    return double(Dense(4, (6, 5), jax.random.key(seed)))
+
+
+def task(episode: Episode, i: int) -> Episode:
+    return Episode(*(jnp.asarray(field[i]) for field in episode))
+
+
+def moved(tree: Any, seed: int = 0) -> Any:
+    """Another point near by, so that nothing is at zero."""
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: leaf + 0.3 * draw.normal(size=leaf.shape), tree)
+
+
+def learner_of(kind: str, penalty=few_shot.no_penalty, body: Any = None, shape: tuple[int, ...] = (4,)):
+    body = network() if body is None else body
+    example = jnp.zeros((2, *shape))
+    if kind == "prototypes":
+        found = prototypes(body, example, WAY)
+    else:
+        found = {"heads": heads, "networks": networks}[kind](body, example, WAY, penalty)
+    return found._replace(y0=double(found.y0))
+
+
+METHODS = {
+    "protonet": ("prototypes", bilax.rhg(1, 1.0)),
+    "rhg": ("heads", bilax.rhg(4, 0.1)),
+    "t-rhg": ("heads", bilax.t_rhg(4, 0.1, 2)),
+    "bda": ("heads", bilax.bda(4, 0.1)),
+    "ia-gm": ("heads", bilax.ia_gm(4, 0.1)),
+    "iaptt-gm": ("heads", bilax.iaptt_gm(4, 0.1)),
+    "maml": ("networks", bilax.maml(3, 0.1)),
+    "fomaml": ("networks", bilax.fomaml(3, 0.1)),
+    "reptile": ("networks", bilax.reptile(3, 0.1)),
+}
+
+
+@eqx.filter_jit
+def gradients(phi, x, z, episode):
+    return jax.value_and_grad(phi, (0, 1), has_aux=True)(x, z, episode)
+
+
+def assert_trees_close(a, b, **options):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(left, right, **options)
+
+
+# tasks
+
+
+@pytest.mark.parametrize("name", ["rhg", "iaptt-gm", "maml"])
+def test_tasks_at_once_equal_a_loop_over_tasks(name):
+    kind, method = METHODS[name]
+    learner, episode = learner_of(kind), random_tasks()
+    phi = bilax.approximate(learner.problem, method)
+    z = moved(learner.y0)
+    (value, info), found = gradients(bilax.Tasks(phi), learner.x0, z, episode)
+    each = [gradients(phi, learner.x0, z, task(episode, i)) for i in range(TASKS)]
+    np.testing.assert_allclose(value, np.mean([one[0][0] for one in each]), rtol=1e-12)
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / TASKS, *(one[1] for one in each))
+    assert_trees_close(found, mean, rtol=1e-9, atol=1e-12)
+    assert_trees_close(info.y, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(one[0][1].y for one in each)))
+    np.testing.assert_allclose(info.k_bar, np.mean([one[0][1].k_bar for one in each]))
+
+
+def test_each_task_has_its_own_k_bar():
+    learner, episode = learner_of("heads"), random_tasks(seed=3, tasks=12)
+    z, steps = double(moved(learner.y0, 2)), 6
+    method = bilax.iaptt_gm(steps, 0.8)
+    phi = bilax.approximate(learner.problem, method)
+    found = jax.jit(jax.vmap(lambda one: phi(learner.x0, z, one)[1].k_bar))(episode)
+
+    @jax.jit
+    def values(one):
+        seen, y, values = learner.problem.view(learner.x0, one), z, []
+        for _ in range(steps):
+            slope = jax.grad(lambda y: learner.problem.lower(seen, y, one))(y)
+            y = jax.tree.map(lambda a, g: a - 0.8 * g, y, slope)
+            values.append(learner.problem.upper(seen, y, one))
+        return jnp.stack(values)
+
+    naive = [1 + int(np.argmax(values(task(episode, i)))) for i in range(12)]
+    assert found.tolist() == naive
+    assert len(set(naive)) > 1
+
+
+def test_solve_with_tasks_takes_the_steps_of_a_plain_loop():
+    learner, method = learner_of("heads"), bilax.iaptt_gm(3, 0.1)
+    batches = [(random_tasks(seed=i),) for i in range(4)]
+    solution = bilax.solve(
+        learner.problem, method, learner.x0, learner.y0, steps=4, optimizer=optax.sgd(0.1), data=batches, tasks=True
+    )
+    phi, x, z = bilax.approximate(learner.problem, method), learner.x0, learner.y0
+    for (episode,) in batches:
+        slopes = [gradients(phi, x, z, task(episode, i))[1] for i in range(TASKS)]
+        slope = jax.tree.map(lambda *leaves: sum(leaves) / TASKS, *slopes)
+        x, z = jax.tree.map(lambda a, g: a - 0.1 * g, (x, z), slope)
+    assert_trees_close((solution.x, solution.z), (x, z), rtol=1e-9, atol=1e-12)
+    assert solution.y.weight.shape == (TASKS, *learner.y0.weight.shape)
+    assert solution.history.k_bar.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("data", "method", "reason"),
+    [
+        ((jnp.zeros((3, 2)), jnp.zeros((4, 2))), bilax.rhg(1, 0.1), "one common leading axis"),
+        ((jnp.zeros(()),), bilax.rhg(1, 0.1), "one common leading axis"),
+        ((), bilax.rhg(1, 0.1), "one common leading axis"),
+        ((jnp.zeros((3, 2)),), bilax.rhg(1, 0.1, start="warm"), 'start="warm" goes on from the last y_K'),
+    ],
+)
+def test_data_without_tasks_are_refused(data, method, reason):
+    problem = bilax.Problem(lambda x, y, *data: y**2 + x, lambda x, y, *data: (y - x) ** 2)
+    with pytest.raises(ValueError, match=reason):
+        bilax.solve(problem, method, 1.0, 1.0, steps=1, data=data, tasks=True)
+
+
+# gradients
+
+
+@pytest.mark.parametrize(
+    ("name", "penalty"),
+    [
+        ("rhg", few_shot.no_penalty),
+        ("rhg", LqPenalty(weight=0.3)),
+        ("bda", LqPenalty(epsilon=0.1, weight=0.1, elementwise=True)),
+        ("iaptt-gm", LqPenalty(weight=0.3)),
+        ("maml", few_shot.no_penalty),
+        ("maml", LqPenalty(weight=0.3)),
+        ("protonet", few_shot.no_penalty),
+    ],
+)
+def test_gradients_agree_with_finite_differences(name, penalty):
+    kind, method = METHODS[name]
+    learner, episode = learner_of(kind, penalty), random_tasks()
+    phi = bilax.Tasks(bilax.approximate(learner.problem, method))
+    check_directions(phi, learner.x0, moved(learner.y0), episode)
+
+
+@pytest.mark.parametrize("kind", ["heads", "networks"])
+def test_gradients_through_convolutions_agree_with_finite_differences(kind):
+    body = double(ConvNet4(1, 2, KEY))
+    learner, episode = learner_of(kind, body=body, shape=(4, 4, 1)), random_tasks((4, 4, 1), tasks=2)
+    phi = bilax.Tasks(bilax.approximate(learner.problem, bilax.ia_gm(1, 0.1)))
+    check_directions(phi, learner.x0, moved(learner.y0), episode)
+
+
+def check_directions(phi, x, z, episode):
+    (_, _), slope = gradients(phi, x, z, episode)
+    value = eqx.filter_jit(lambda x, z: phi(x, z, episode)[0])
+    draw, h = np.random.default_rng(5), 1e-6
+    for _ in range(3):
+        way = jax.tree.map(lambda leaf: jnp.asarray(draw.normal(size=leaf.shape)), (x, z))
+        ahead, behind = (jax.tree.map(lambda a, d, s=s: a + s * h * d, (x, z), way) for s in (1, -1))
+        numeric = (value(*ahead) - value(*behind)) / (2 * h)
+        exact = optax.tree.vdot(slope, way)
+        assert abs(exact) > 1e-3
+        np.testing.assert_allclose(exact, numeric, rtol=1e-5)
+
+
+# learners against naive ones
+
+
+def test_prototypical_net_is_the_naive_one():
+    learner, episode = learner_of("prototypes"), random_tasks()
+
+    def naive(body):
+        total = 0.0
+        for i in range(TASKS):
+            one = task(episode, i)
+            support, query = body(one.support), body(one.query)
+            centres = [support[c * SHOTS : (c + 1) * SHOTS].mean(0) for c in range(WAY)]
+            for features, label in zip(query, one.query_targets, strict=True):
+                nearness = jnp.stack([-((features - centre) ** 2).sum() for centre in centres])
+                total -= (nearness - jnp.log(jnp.exp(nearness).sum()))[label] / len(query)
+        return total / TASKS
+
+    phi = bilax.Tasks(bilax.approximate(learner.problem, METHODS["protonet"][1]))
+    for z in (learner.y0, moved(learner.y0)):  # the start must not matter
+        (value, _), (slope, _) = gradients(phi, learner.x0, z, episode)
+        expected, expected_slope = jax.jit(jax.value_and_grad(naive))(learner.x0)
+        np.testing.assert_allclose(value, expected, rtol=1e-10)
+        assert_trees_close(slope, expected_slope, rtol=1e-8, atol=1e-10)
+
+
+def naive_adaptation(z, one: Episode, steps: int = 3, rate: float = 0.1):
+    """K plain steps on the support set's cross-entropy, written out."""
+
+    def cross_entropy(y, x, labels):
+        body, head = y
+        scores = body(x) @ head.weight + head.bias
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1))
+
+    y = z
+    for _ in range(steps):
+        slope = jax.grad(cross_entropy)(y, one.support, one.support_targets)
+        y = jax.tree.map(lambda a, g: a - rate * g, y, slope)
+    return y, lambda y: cross_entropy(y, one.query, one.query_targets)
+
+
+def naive_slope(name: str, z, one: Episode):
+    y, judge = naive_adaptation(z, one)
+    if name == "maml":
+
+        def whole(z):
+            y, judge = naive_adaptation(z, one)
+            return judge(y)
+
+        return jax.grad(whole)(z)
+    return jax.grad(judge)(y) if name == "fomaml" else jax.tree.map(jnp.subtract, z, y)
+
+
+@pytest.mark.parametrize("name", ["maml", "fomaml", "reptile"])
+def test_maml_and_its_kin_are_the_naive_ones(name):
+    kind, method = METHODS[name]
+    learner, episode = learner_of(kind), random_tasks()
+    z = moved(learner.y0)
+    (value, _), (_, slope) = gradients(bilax.Tasks(bilax.approximate(learner.problem, method)), learner.x0, z, episode)
+
+    @jax.jit
+    def naive(z):
+        parts = [task(episode, i) for i in range(TASKS)]
+        values = [judge(y) for y, judge in (naive_adaptation(z, one) for one in parts)]
+        slopes = [naive_slope(name, z, one) for one in parts]
+        return sum(values) / TASKS, jax.tree.map(lambda *leaves: sum(leaves) / TASKS, *slopes)
+
+    expected, expected_slope = naive(z)
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
+    assert_trees_close(slope, expected_slope, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_outer_steps(name):
+    kind, method = METHODS[name]
+    learner = learner_of(kind)
+    solution = bilax.solve(
+        learner.problem, method, learner.x0, learner.y0, steps=2, optimizer=optax.adam(0.01),
+        data=[(random_tasks(),)] * 2, tasks=True,
+    )  # fmt: skip
+    assert solution.status == bilax.Status.step_limit
+    before, after = (learner.x0, learner.y0), (solution.x, solution.z)
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+
+
+def test_the_representation_is_computed_once_whatever_k_is():
+    episode = task(random_tasks(), 0)
+
+    def uses_of_the_network(steps):
+        learner = learner_of("heads")
+        phi = bilax.approximate(learner.problem, bilax.iaptt_gm(steps, 0.1))
+        text = str(jax.make_jaxpr(jax.value_and_grad(lambda x: phi(x, learner.y0, episode)[0]))(learner.x0))
+        # The first layer's product (18 inputs of 4 numbers, 6 units) stands outside every loop.
+        return text.count("f64[18,6] = dot_general")
+
+    assert uses_of_the_network(1) == uses_of_the_network(7) >= 1
+
+
+# penalty, loss, score
+
+
+def test_the_penalty_is_the_footnotes():
+    head = Linear(jnp.array([[3.0], [0.0]]), jnp.array([4.0]))
+    np.testing.assert_allclose(LqPenalty(0.5, 0.1, 2.0)(head), 2 * (5 + 0.1) ** 0.25)
+    expected = sum((w**2 + 0.01) ** 0.25 for w in (3.0, 0.0, 4.0))
+    np.testing.assert_allclose(LqPenalty(0.5, 0.1, elementwise=True)(head), expected)
+    zero = jax.tree.map(jnp.zeros_like, head)
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(jax.grad(LqPenalty())(zero)))
+    for name, wrong in (("q", (1.0, 0.1, 1.0)), ("epsilon", (0.5, 0.0, 1.0)), ("weight", (0.5, 0.1, -1.0))):
+        with pytest.raises(ValueError, match=f"{name} must"):
+            LqPenalty(*wrong)
+
+
+def test_losses_and_scores_follow_the_targets():
+    scores = jnp.array([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
+    labels = jnp.array([1, 0, 0])
+    np.testing.assert_allclose(few_shot.score(scores, labels), 2 / 3, rtol=1e-6)
+    expected = np.mean([np.log1p(np.exp(-1)), np.log1p(np.exp(-2)), np.log1p(np.exp(3))])
+    np.testing.assert_allclose(few_shot.loss(scores, labels), expected)
+    values = jnp.array([[1.0], [3.0]])
+    np.testing.assert_allclose(few_shot.loss(values, jnp.zeros((2, 1))), 2.5)
+    np.testing.assert_allclose(few_shot.score(values, jnp.zeros((2, 1))), 5.0)
+
+
+def test_evaluation_is_the_mean_over_tasks_with_its_interval():
+    learner, method = learner_of("networks"), METHODS["maml"][1]
+    batches = [(random_tasks(seed=i),) for i in range(5)]
+    found = evaluate(learner, method, (), learner.y0, batches, tasks=10)
+    each = []
+    for (episode,) in batches[:4]:
+        for i in range(TASKS):
+            (body, head), _ = naive_adaptation(learner.y0, task(episode, i))
+            answers = np.argmax(body(task(episode, i).query) @ head.weight + head.bias, axis=1)
+            each.append(np.mean(answers == episode.query_targets[i]))
+    assert found.tasks == 12
+    np.testing.assert_allclose(found.mean, np.mean(each))
+    np.testing.assert_allclose(found.half, 1.96 * np.std(each, ddof=1) / np.sqrt(12), rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", [bilax.bda(4, 0.1, mu=0.9), bilax.iaptt_gm(4, 0.1), bilax.ia_gm_a(4, 0.1)])
+def test_evaluation_learns_nothing_from_the_answers(method):
+    learner, batches = learner_of("heads"), [(random_tasks(seed=7),)]
+    plain = evaluate(learner, bilax.rhg(4, 0.1), learner.x0, learner.y0, batches)
+    assert evaluate(learner, method, learner.x0, learner.y0, batches) == plain
+
+
+def test_training_on_sinusoids_learns_to_fit_new_ones():
+    learner = heads(Dense(1, (40, 40), KEY, size=5.0), jnp.zeros((2, 1), jnp.float32), 1)
+    method, test = bilax.ia_gm(5, 0.1), Sinusoids(tasks=100, seed=9)
+    before = evaluate(learner, method, learner.x0, learner.y0, test, 100)
+    solution = bilax.solve(
+        learner.problem, method, learner.x0, learner.y0, steps=600, optimizer=optax.adam(3e-3),
+        data=itertools.islice(Sinusoids(tasks=8), 600), tasks=True,
+    )  # fmt: skip
+    after = evaluate(learner, method, solution.x, solution.z, test, 100)
+    assert after.mean + after.half < 0.6 * before.mean
+
+
+# the command line
+
+
+def made_tiered(folder: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for part in ("train", "val", "test"):
+        files = []
+        for picture in draw.integers(0, 256, (12, 16, 16, 3)).astype(np.uint8):
+            path = folder / "one.png"
+            Image.fromarray(picture).save(path)
+            files.append(np.frombuffer(path.read_bytes(), np.uint8))
+        (folder / f"{part}_images_png.pkl").write_bytes(pickle.dumps(files))
+        labels = {"label_specific": np.arange(12) // 4}
+        (folder / f"{part}_labels.pkl").write_bytes(pickle.dumps(labels))
+    return folder
+
+
+def few_shot_command(*words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "few-shot", *map(str, words)])
+    return ended.value.code
+
+
+def test_made_files_of_tiered_imagenets_format_run_end_to_end(tmp_path, capsys):
+    out = tmp_path / "run"
+    code = few_shot_command(
+        "--dataset", "tiered-imagenet", "--folder", made_tiered(tmp_path), "--method", "iaptt-gm",
+        "--filters", 2, "--way", 3, "--queries", 2, "--outer-steps", 1, "--test-tasks", 20, "--inner-steps", 2,
+        "--out", out, "--json",
+    )  # fmt: skip
+    assert code == 0
+    result = json.loads((out / "result.json").read_text())
+    assert result["measures"]["test tasks"] == 20
+    assert 0 <= result["measures"]["test accuracy"] <= 1
+    assert json.loads(capsys.readouterr().out)["0"]["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--method", "protonets"], "did you mean protonet?"),
+        (["--method", "mamml"], "did you mean maml?"),
+        (["--start", "warm"], "--start warm has no meaning"),
+        (["--method", "maml", "--inner-steps", "0"], "inner_steps must be a whole number"),
+        (["--dataset", "mini-imagenet"], "needs --folder"),
+        (["--dataset", "sinusoid", "--method", "protonet"], "sinusoids have not"),
+        (["--way", "11"], "way=11 needs as many classes; there are 10"),
+        (["--shots", "0"], "shots must be a whole number"),
+        (["--penalty", "footnote", "--penalty-q", "2"], "q must lie strictly between 0 and 1"),
+    ],
+)
+def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
+    assert few_shot_command(*words, "--out", tmp_path / "run") == 2
+    assert hint in capsys.readouterr().err

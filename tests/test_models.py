@@ -1,0 +1,77 @@
+"""Networks: shapes, the two ways to convolve, and normalisation that belongs to the task alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bilax.models import ConvNet4, Dense, ResNet12
+from bilax.models.layers import Normalization, convolve, convolve_patches, max_pool
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("side", [1, 3])
+def test_patches_times_a_matrix_are_the_convolution(side):
+    x = jax.random.normal(KEY, (2, 5, 7, 3))
+    kernel = jax.random.normal(KEY, (side, side, 3, 4))
+    np.testing.assert_allclose(convolve_patches(x, kernel), convolve(x, kernel), atol=1e-12)
+
+    def loss(convolution):
+        return jax.grad(lambda x, kernel: jnp.sum(convolution(x, kernel) ** 3), (0, 1))(x, kernel)
+
+    for a, b in zip(loss(convolve_patches), loss(convolve), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_pooling_takes_the_largest_and_leaves_out_an_odd_edge():
+    x = jnp.arange(15.0).reshape(1, 3, 5, 1)
+    np.testing.assert_array_equal(max_pool(x)[0, :, :, 0], [[6.0, 8.0]])
+    assert max_pool(x[:, :1, :1]).shape == (1, 1, 1, 1)
+
+
+def test_normalisation_has_mean_zero_and_variance_one_per_channel():
+    x = 3 + 2 * jax.random.normal(KEY, (4, 5, 5, 3))
+    y = Normalization(3)(x)
+    np.testing.assert_allclose(y.mean((0, 1, 2)), 0, atol=1e-6)
+    np.testing.assert_allclose(y.var((0, 1, 2)), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "features"),
+    [
+        (ConvNet4(1, 6, KEY), (28, 28, 1), 6),
+        (ConvNet4(3, 2, KEY), (84, 84, 3), 50),
+        (ConvNet4(1, 6, KEY), (8, 8, 1), 6),
+        (ResNet12(3, 2, KEY), (20, 20, 3), 16),
+        (Dense(6, (5, 4), KEY), (2, 3), 4),
+    ],
+)
+def test_networks_give_features_in_single_precision(network, shape, features):
+    x = jax.random.normal(KEY, (3, *shape), jnp.float32)
+    out = jax.jit(lambda network, x: network(x))(network, x)
+    assert out.shape == (3, features)
+    assert out.dtype == jnp.float32
+    assert np.isfinite(out).all()
+    assert np.std(out) > 0
+
+
+def test_a_task_is_normalised_by_its_own_pictures():
+    model = ConvNet4(1, 3, KEY)
+    network = jax.jit(lambda x: model(x))
+    scale = jnp.array([1.0, 9.0], jnp.float32).reshape(2, 1, 1, 1, 1)
+    tasks = scale * jax.random.normal(KEY, (2, 4, 8, 8, 1), jnp.float32)
+    together = jax.vmap(network)(tasks)
+    np.testing.assert_allclose(together[1], network(tasks[1]), atol=1e-4)
+    assert not np.allclose(network(tasks.reshape(8, 8, 8, 1))[4:], together[1], atol=1e-2)
+
+
+def test_the_gradient_over_tasks_is_that_of_a_loop():
+    # With jnp.max in the pooling, compiled gradients over tasks went wrong: see max_pool.
+    model = jax.tree.map(lambda leaf: leaf.astype(float), ConvNet4(1, 2, KEY))
+    tasks = jax.random.normal(KEY, (2, 9, 4, 4, 1))
+    together = jax.jit(jax.grad(lambda model: jnp.sum(jnp.sin(jax.vmap(model)(tasks)))))(model)
+    one = jax.jit(jax.grad(lambda model, x: jnp.sum(jnp.sin(model(x)))))
+    apart = jax.tree.map(jnp.add, one(model, tasks[0]), one(model, tasks[1]))
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
