@@ -1,14 +1,20 @@
 import getpass
+import os
 import tempfile
 from pathlib import Path
 
-import jax
 from hypothesis import settings
 
+# Set before jax is imported, and inherited by the processes that tests start. The tests compile far more than they
+# compute: programs are optimised less, shared between processes and kept for the next run.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+CACHE = Path(tempfile.gettempdir()) / f"bilax-tests-{getpass.getuser()}"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+import jax  # noqa: E402
+
 jax.config.update("jax_enable_x64", True)
-# Compiled programs are shared between the tests' processes and kept for the next run.
-jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / f"bilax-tests-{getpass.getuser()}"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 settings.register_profile("bilax", deadline=None, max_examples=20, derandomize=True, database=None)
 settings.load_profile("bilax")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bilax
@@ -185,6 +185,7 @@ def test_a_users_own_dynamics_and_rule_fit_without_touching_the_package():
 shapes = st.lists(st.lists(st.integers(1, 2), max_size=2).map(tuple), min_size=1, max_size=3)
 
 
+@settings(max_examples=8)  # each compiles three programs
 @given(
     shapes=shapes,
     wrap=st.sampled_from([tuple, list, lambda leaves: {str(i): leaf for i, leaf in enumerate(leaves)}]),

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 import bilax
-from bilax.experiments.common import Claim, Target, plt, show_table, steps
+from bilax.experiments.common import Claim, Target, console, plt, show_table, steps
 
 DIMENSION = 50
 OUTER_STEPS = 1000
@@ -72,8 +72,8 @@ class Figure3Left(Target):
 
     def compute(self) -> dict[str, Any]:
         rows, count = [], OUTER_STEPS // 10 if self.quick else OUTER_STEPS
-        with jax.enable_x64(True), steps(12, "Figure 3, left") as advance:
-            for reading, value in STARTS.items():
+        with jax.enable_x64(True), steps(6 if self.quick else 12, "Figure 3, left") as advance:
+            for reading, value in list(STARTS.items())[: 1 if self.quick else 2]:
                 for setting, (inner_steps, step_size) in SETTINGS.items():
                     for name, method in methods(inner_steps, step_size).items():
                         advance(f"{name}, ‖·‖⁴ as {reading}, {setting} setting")
@@ -113,9 +113,10 @@ class Figure3Left(Target):
                 for r in results["rows"]
             ],
         )  # fmt: skip
+        console.print(f"With the norm's fourth power and the start 0 in place of 0.5: {results['norm_from_zero']}.")
         pyplot = plt()
-        cases = [(reading, setting) for reading in STARTS for setting in SETTINGS]
-        figure, axes = pyplot.subplots(2, 4, figsize=(11, 4.8), sharex=True)
+        cases = list(dict.fromkeys((row["reading"], row["setting"]) for row in results["rows"]))
+        figure, axes = pyplot.subplots(2, len(cases), figsize=(2.75 * len(cases), 4.8), sharex=True)
         for row in results["rows"]:
             column = cases.index((row["reading"], row["setting"]))
             for line, which in enumerate("xy"):
@@ -133,18 +134,17 @@ class Figure3Left(Target):
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         claims = []
-        for reading in STARTS:
-            for setting in SETTINGS:
-                rows = {r["method"]: r for r in results["rows"] if (r["reading"], r["setting"]) == (reading, setting)}
-                plain, ours, fista = rows.values()
-                claims.append(
-                    Claim(
-                        "IA-GM(A) converges significantly faster than IA-GM",
-                        f"{reading}, {setting} setting: the sum of ‖x − x*‖ over the run is {_area(ours, plain):.2f} "
-                        f"of IA-GM's with the paper's sequence, {_area(fista, plain):.2f} with FISTA's",
-                        _area(ours, plain) < 0.9,
-                    )
+        for reading, setting in dict.fromkeys((r["reading"], r["setting"]) for r in results["rows"]):
+            rows = {r["method"]: r for r in results["rows"] if (r["reading"], r["setting"]) == (reading, setting)}
+            plain, ours, fista = rows.values()
+            claims.append(
+                Claim(
+                    "IA-GM(A) converges significantly faster than IA-GM",
+                    f"{reading}, {setting} setting: the sum of ‖x − x*‖ over the run is {_area(ours, plain):.2f} of "
+                    f"IA-GM's with the paper's sequence, {_area(fista, plain):.2f} with FISTA's",
+                    _area(ours, plain) < 0.9,
                 )
+            )
         return claims
 
 
