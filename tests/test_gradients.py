@@ -56,8 +56,8 @@ def assert_close(a, b, rtol):
 COMBINATIONS = [
     (case, dynamics, select)
     for case, dynamics, select in itertools.product(CASES, DYNAMICS, SELECT)
-    # The three kinds of step length differ in one look-up; the small example is enough to tell them apart.
-    if case.startswith("toy") or dynamics not in ("descent, sequence", "descent, schedule")
+    # The three kinds of step length differ in one look-up; one small case is enough to tell them apart.
+    if case == "toy, interior" or dynamics not in ("descent, sequence", "descent, schedule")
 ]
 
 
@@ -87,8 +87,9 @@ def test_exact_rules_agree_with_differences_and_each_other(case, dynamics, selec
 
 
 @pytest.mark.parametrize("start", ["fixed", "warm", "auxiliary"])
-@pytest.mark.parametrize("case", ["toy, interior", "neural"])
-@pytest.mark.parametrize("select", list(SELECT))
+@pytest.mark.parametrize(
+    ("case", "select"), [("toy, interior", "last"), ("toy, interior", "pessimistic"), ("neural", "pessimistic")]
+)
 def test_starts_move_by_the_gradient_of_phi(case, select, start):
     """One outer step of gradient descent is the gradient itself, for x and, with an auxiliary, for z."""
     problem, rate = CASES[case], 1e-3
@@ -106,7 +107,7 @@ def test_starts_move_by_the_gradient_of_phi(case, select, start):
     assert_close(solution.z, expected[start], 1e-12)
 
 
-@pytest.mark.parametrize("window", [1, 3, 6])
+@pytest.mark.parametrize("window", [1, 6])
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("select", list(SELECT))
 def test_window_equals_the_gradient_of_the_last_steps(window, checkpoint, select):
