@@ -2,7 +2,7 @@
 
 import csv
 import dataclasses
-import os
+import io
 import time
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -21,6 +21,7 @@ from bilax.experiments import cleaning
 from bilax.experiments.cleaning import Outer, Split
 from bilax.experiments.cleaning_targets import draw_pictures
 from bilax.experiments.common import Arg, console, show_table
+from bilax.runs import write_whole
 
 
 class Weights(NamedTuple):
@@ -101,14 +102,12 @@ class Clean:
 
 def write_weights(path: Path, data: Examples, weights: Weights) -> None:
     """One line for each example, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    with partial.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(("index", "label", "weight", "suspicious", "suggested"))
-        for i, (label, weight, suggested) in enumerate(zip(data.labels, *weights, strict=True)):
-            table.writerow((i, label, f"{weight:.6f}", int(weight < 0.5), suggested))
-    os.replace(partial, path)
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(("index", "label", "weight", "suspicious", "suggested"))
+    for i, (label, weight, suggested) in enumerate(zip(data.labels, *weights, strict=True)):
+        table.writerow((i, label, f"{weight:.6f}", int(weight < 0.5), suggested))
+    write_whole(path, text.getvalue().encode())
 
 
 def show_suspicious(data: Examples, weights: Weights, count: int = 10, truth: np.ndarray | None = None) -> None:
