@@ -100,10 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = f"{command} {_pick(f'thing to {command}', words[1], COMMANDS[command])}"
         place, rest = COMMANDS[command][words[1]][0], words[2:]
     _cache_compiled_programs()
-    _keep_memory()
     import tyro
 
     config = tyro.cli(load(place), prog=f"bilax {name}", args=rest)
+    _keep_memory()
     try:
         config.main()
     except BrokenPipeError:
@@ -137,7 +137,11 @@ def _cache_compiled_programs() -> None:
 
 def _keep_memory() -> None:
     # Each chunk of a run allocates the same large buffers again. glibc would give them back to the system in between
-    # and the system would clear every page anew, which costs up to 6 % of a chunk; so they are kept.
+    # and the system would clear every page anew, which costs up to 10 % of a chunk; so they are kept. That works
+    # for buffers of the main thread alone, hence the dispatch; a run waits for each chunk anyway.
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mmap_max, trim_threshold = -4, -1

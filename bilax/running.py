@@ -150,8 +150,8 @@ class _Pace:
         if not self.compiled:
             self.compiled = True
             return
-        wanted = count * CHUNK_SECONDS / max(seconds, 1e-6)
-        self.count = int(np.clip(wanted, 1, min(self.capacity, 32 * self.count)))
+        # A short chunk takes longer per step, so this errs on the short side.
+        self.count = int(np.clip(count * CHUNK_SECONDS / max(seconds, 1e-6), 1, self.capacity))
 
 
 class _Saver:

@@ -120,13 +120,18 @@ def steps(total: int, what: str) -> Iterator[Any]:
 
 def timings(runs: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
     """The median seconds of each, after one call that does not count; in turn, so that all meet the same noise."""
+    return {name: float(np.median(values)) for name, values in samples(runs, repeats).items()}
+
+
+def samples(runs: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, np.ndarray]:
+    """The seconds of each call, `repeats` of each in turn; a first call of each does not count."""
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
     for _ in range(repeats + 1):
         for name, run in runs.items():
             began = time.perf_counter()
             jax.block_until_ready(run())
             seconds[name].append(time.perf_counter() - began)
-    return {name: float(np.median(values[1:])) for name, values in seconds.items()}
+    return {name: np.array(values[1:]) for name, values in seconds.items()}
 
 
 def save_json(path: Path, config: Any, results: dict[str, Any]) -> None:
