@@ -32,6 +32,7 @@ COMMANDS = {
         "figure-1": ("bilax.experiments.toy:Figure1", "error curves from three starts, and basin maps"),
         "figure-2": ("bilax.experiments.toy:Figure2", "k̄ and speed, with and without truncation"),
         "table-1": ("bilax.experiments.toy:Table1", "time and memory of five methods"),
+        "table-2": ("bilax.experiments.few_shot_table:Table2", "few-shot learning by all methods"),
         "table-3": ("bilax.experiments.cleaning_targets:Table3", "hyper-cleaning of MNIST and FashionMNIST"),
         "figure-3-left": ("bilax.experiments.convex:Figure3Left", "acceleration on the convex example"),
         "figure-3-right": ("bilax.experiments.cleaning_targets:Figure3Right", "acceleration in hyper-cleaning"),
@@ -46,6 +47,7 @@ COMMANDS = {
         "suite": ("bilax.experiments.suite:Suite", "twelve problems with known answers, every method and solve_global"),
         "speed": ("bilax.experiments.speed:Speed", "what the outer loop and the sweep cost"),
         "roofline": ("bilax.experiments.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
+        "few-shot": ("bilax.experiments.few_shot_speed:FewShotSpeed", "an outer step beside PyTorch with higher"),
     },
     "data": {
         "list": ("bilax.datasets.commands:DataList", "which data sets are here, and where"),
@@ -57,6 +59,8 @@ COMMANDS = {
 VERBS = {
     "demo": ("bilax.experiments.demo:Demo", "the paper's example, and wrong labels found among digits"),
     "clean": ("bilax.experiments.clean:Clean", "find wrong labels in your own .npz file"),
+    "evaluate": ("bilax.experiments.few_shot_use:Evaluate", "test a few-shot run again, also by Omniglot's own test"),
+    "adapt": ("bilax.experiments.few_shot_use:Adapt", "name pictures of your own classes with a few-shot run"),
     "report": ("bilax.report:Report", "one HTML page on one or several runs: curves, settings, a comparison"),
     "completion": ("bilax.completion:Completion", "a script that completes commands and options in your shell"),
 }

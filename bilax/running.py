@@ -89,12 +89,13 @@ def drive(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int, watch: Wat
                 taken, done = int(state.step) - done, int(state.step)
             history.append(jax.tree.map(lambda leaf, n=taken: np.array(leaf[:n]), jax.device_get(part)))
             display(done, history)
-            if saver is not None and saver.due(done):
-                saver.save(state, history)
             stop = _stop(watch, state, history, received, began)
             if stop is not None:
                 ended = stop
                 break
+            # After the callbacks, so that none misses a step of a run that was killed.
+            if saver is not None and saver.due(done):
+                saver.save(state, history)
         if saver is not None and done:
             saver.save(state, history)
     point, status = jax.device_get(_finish(loop, state, jnp.asarray(ended), batch))

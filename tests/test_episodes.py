@@ -16,7 +16,7 @@ from bilax.datasets import DataError
 from bilax.datasets.classes import Classes, decode, random_splits
 from bilax.datasets.episodes import Episodes, Sinusoids, load_digit_tasks
 from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet, read_folder
-from bilax.datasets.omniglot import SMALL, load_omniglot, read_omniglot
+from bilax.datasets.omniglot import SMALL, load_omniglot, load_omniglot_runs, read_omniglot, read_omniglot_runs
 from bilax.datasets.unpickling import read_pickle
 
 DRAW = np.random.default_rng(0)
@@ -47,6 +47,47 @@ def numbered(classes: int = 6, each: int = 8, size: int = 3) -> Classes:
 
 
 # Omniglot
+
+
+def one_shot_runs() -> dict[str, bytes]:
+    entries = {}
+    for run in ("run01", "run02"):
+        lines = []
+        for i, c in enumerate((3, 1, 2), start=1):
+            entries |= {f"{run}/test/item{i:02}.png": drawing(), f"{run}/training/class{i:02}.png": drawing()}
+            lines.append(f"{run}/test/item{i:02}.png {run}/training/class{c:02}.png\n")
+        entries[f"{run}/class_labels.txt"] = "".join(lines).encode()
+    return entries
+
+
+def test_the_official_one_shot_runs_are_tasks(tmp_path):
+    found = read_omniglot_runs(archive(tmp_path / "all_runs.zip", one_shot_runs()), size=14)
+    assert len(found) == 2
+    assert found[1].support.shape == found[1].query.shape == (3, 14, 14, 1)
+    assert found[1].query_targets.tolist() == [2, 0, 1]
+    assert found[1].support_targets.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"run01/class_labels.txt": b"run01/test/item01.png run02/training/class01.png"}, "does not pair a test item"),
+        ({"run01/class_labels.txt": b"run01/test/item09.png run01/training/class01.png"}, "item09.png is missing"),
+        ({"run01/class_labels.txt": b"../../etc/passwd run01/training/class01.png"}, "does not pair a test item"),
+        ({"run02/test/item01.png": b"not a picture"}, "cannot be read as PNG"),
+    ],
+)
+def test_bad_one_shot_runs_are_told(tmp_path, change, message):
+    path = archive(tmp_path / "all_runs.zip", one_shot_runs() | change)
+    with pytest.raises(DataError, match=message):
+        read_omniglot_runs(path)
+
+
+@pytest.mark.skipif("BILAX_DATA" not in os.environ, reason="BILAX_DATA is not set")
+def test_the_real_one_shot_runs_are_there():
+    found = load_omniglot_runs()
+    assert len(found) == 20
+    assert all(sorted(task.query_targets.tolist()) == list(range(20)) for task in found)
 
 
 def test_omniglot_is_read_by_alphabet_and_character_and_doubles_count_once(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import types
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from PIL import Image
 
 import bilax
 from bilax import cli
+from bilax.datasets import DataError
 from bilax.datasets.episodes import Episode, Sinusoids
 from bilax.experiments import few_shot
-from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes
+from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
+from bilax.experiments.few_shot_run import Validation, load_learned, save_learned
+from bilax.experiments.few_shot_table import Table2
+from bilax.experiments.few_shot_use import load_trained, start_for
 from bilax.models import ConvNet4, Dense
 
 WAY, SHOTS, QUERIES, TASKS = 3, 2, 4, 3
@@ -59,6 +64,9 @@ def learner_of(kind: str, penalty=few_shot.no_penalty, body: Any = None, shape: 
     example = jnp.zeros((2, *shape))
     if kind == "prototypes":
         found = prototypes(body, example, WAY)
+    elif kind == "relations":
+        found = relations(body, example, WAY, KEY)
+        found = found._replace(x0=double(found.x0))
     else:
         found = {"heads": heads, "networks": networks}[kind](body, example, WAY, penalty)
     return found._replace(y0=double(found.y0))
@@ -66,6 +74,7 @@ def learner_of(kind: str, penalty=few_shot.no_penalty, body: Any = None, shape: 
 
 METHODS = {
     "protonet": ("prototypes", bilax.rhg(1, 1.0)),
+    "relation-net": ("relations", bilax.rhg(1, 1.0)),
     "rhg": ("heads", bilax.rhg(4, 0.1)),
     "t-rhg": ("heads", bilax.t_rhg(4, 0.1, 2)),
     "bda": ("heads", bilax.bda(4, 0.1)),
@@ -171,6 +180,7 @@ def test_data_without_tasks_are_refused(data, method, reason):
         ("maml", few_shot.no_penalty),
         ("maml", LqPenalty(weight=0.3)),
         ("protonet", few_shot.no_penalty),
+        ("relation-net", few_shot.no_penalty),
     ],
 )
 def test_gradients_agree_with_finite_differences(name, penalty):
@@ -224,6 +234,24 @@ def test_prototypical_net_is_the_naive_one():
         expected, expected_slope = jax.jit(jax.value_and_grad(naive))(learner.x0)
         np.testing.assert_allclose(value, expected, rtol=1e-10)
         assert_trees_close(slope, expected_slope, rtol=1e-8, atol=1e-10)
+
+
+def test_relation_net_is_the_naive_one():
+    learner, episode = learner_of("relations"), random_tasks()
+    body, relation = learner.x0
+    total = 0.0
+    for i in range(TASKS):
+        one = task(episode, i)
+        support, query = body(one.support), body(one.query)
+        for features, label in zip(query, one.query_targets, strict=True):
+            for c in range(WAY):
+                pair = jnp.concatenate([support[c * SHOTS : (c + 1) * SHOTS].mean(0), features])
+                for weight, bias in relation.layers.layers:
+                    pair = jnp.maximum(pair @ weight + bias, 0)
+                said = 1 / (1 + jnp.exp(-(pair @ relation.last.weight + relation.last.bias)[0]))
+                total += (said - (label == c)) ** 2 / (len(query) * WAY * TASKS)
+    phi = bilax.Tasks(bilax.approximate(learner.problem, METHODS["relation-net"][1]))
+    np.testing.assert_allclose(phi(learner.x0, moved(learner.y0), episode)[0], total, rtol=1e-10)
 
 
 def naive_adaptation(z, one: Episode, steps: int = 3, rate: float = 0.1):
@@ -395,15 +423,127 @@ def test_made_files_of_tiered_imagenets_format_run_end_to_end(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["0"]["steps"] == 1
 
 
+# what is learned, and its use
+
+
+def test_validation_keeps_the_best_ends_the_run_and_survives_a_restart(tmp_path):
+    values = {10: 0.3, 20: 0.5, 30: 0.4, 40: 0.45}
+
+    def state(step):
+        return types.SimpleNamespace(step=step, x=jnp.full(2, float(step)), z=jnp.zeros(1))
+
+    def callback():
+        return Validation(lambda x, z: values[int(x[0])], tmp_path, every=10, patience=20)
+
+    first = callback()
+    assert [first(state(step), None) for step in (5, 10, 15, 20, 25)] == [False] * 5
+    again = callback()  # as after a kill that lost the steps since 10
+    assert [again(state(step), None) for step in (20, 30, 40)] == [False, False, True]
+    assert json.loads((tmp_path / "validation.json").read_text()) == [[k, v] for k, v in values.items()]
+    best, _ = load_learned(tmp_path, (jnp.zeros(2), jnp.zeros(1)))
+    assert best[0] == 20
+
+
+def test_damaged_learned_files_are_told(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        load_learned(tmp_path, jnp.zeros(2))
+    save_learned(tmp_path, jnp.zeros(2))
+    with pytest.raises(DataError, match="is damaged, or of another run"):
+        load_learned(tmp_path, jnp.zeros(3))
+    (tmp_path / "learned.eqx").write_bytes((tmp_path / "learned.eqx").read_bytes()[:-9])
+    with pytest.raises(DataError, match="is damaged"):
+        load_learned(tmp_path, jnp.zeros(2))
+
+
+def test_another_number_of_classes_starts_at_the_mean_of_the_old_ones():
+    z = Linear(jnp.array([[1.0, 3.0], [2.0, 4.0]]), jnp.array([5.0, 7.0]))
+    found = start_for(z, 3)
+    np.testing.assert_array_equal(found.weight, [[2.0] * 3, [3.0] * 3])
+    np.testing.assert_array_equal(found.bias, [6.0] * 3)
+    assert start_for(z, 2) is not None
+    assert np.array_equal(start_for(z, 2).weight, z.weight)
+    assert start_for(jnp.ones((2, 4)), 3).shape == (3, 4)
+
+
+def test_a_trained_run_is_evaluated_and_adapted_to_new_classes(tmp_path, capsys):
+    out = tmp_path / "run"
+    code = few_shot_command(
+        "--method", "iaptt-gm", "--filters", 4, "--outer-steps", 4, "--validate-every", 2, "--validation-tasks", 20,
+        "--test-tasks", 20, "--inner-steps", 2, "--out", out, "--json",
+    )  # fmt: skip
+    assert code == 0
+    stored = json.loads((out / "result.json").read_text())["measures"]["test accuracy"]
+    cli.main(["evaluate", str(out), "--tasks", "20"])
+    assert f"{stored:.4f}" in capsys.readouterr().out
+    assert (out / "episode.png").read_bytes()[1:4] == b"PNG"
+
+    trained = load_trained(out)
+    tests = trained.config.splits.test
+    pictures = np.concatenate([np.asarray(each)[:3] for each in tests.pictures[:3]])
+    classify = trained.adapt(pictures, np.repeat(["five", "six", "seven"], 3))
+    new = np.asarray(tests.pictures[1])[5:9]
+    labels = classify(new)
+    assert labels.shape == (4,)
+    assert set(labels) <= {"five", "six", "seven"}
+    assert classify.scores(new).shape == (4, 3)
+    for arguments, message in [
+        ((pictures[:, :4], ["a"] * 9), "pictures must have shape"),
+        ((pictures, ["a"] * 8), "labels must name each picture"),
+        ((pictures, ["a"] * 9), "at least two classes"),
+        ((pictures, ["a"] * 4 + ["b"] * 5), "as many pictures of each class"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            trained.adapt(*arguments)
+
+    for i, picture in enumerate(pictures):
+        folder = tmp_path / "examples" / "567"[i // 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture[..., 0]).save(folder / f"{i}.png")
+    (tmp_path / "new").mkdir()
+    for i, picture in enumerate(new):
+        Image.fromarray(picture[..., 0]).save(tmp_path / "new" / f"{i}.png")
+    table = tmp_path / "labels.csv"
+    cli.main(["adapt", str(out), "--examples", str(tmp_path / "examples"), "--pictures", str(tmp_path / "new"),
+              "--out", str(table)])  # fmt: skip
+    names = {"five": "5", "six": "6", "seven": "7"}
+    rows = [line.split(",")[:2] for line in table.read_text().splitlines()]
+    assert rows[1:] == [[f"{i}.png", names[label]] for i, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize("verb", [["evaluate"], ["adapt", "--examples", "a", "--pictures", "b"]])
+def test_a_folder_without_a_few_shot_run_is_refused(verb, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"experiment": "toy"}}))
+    for folder, message in ((tmp_path, "a run of 'toy', not of few-shot"), (tmp_path / "none", "is not a run folder")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([verb[0], str(folder), *verb[1:]])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
+    cell = {"status": "step_limit", "steps": 4, "seconds": 60.0, "test accuracy": 0.9, "± (95 %)": 0.01}
+    cell["validation"] = [[2, 0.5], [4, 0.8]]
+    cells = {"IAPTT-GM": {"5-1": cell}, "RHG": {"5-1": cell | {"test accuracy": 0.95}}}
+    target = Table2(out=tmp_path)
+    (figure,) = target.show({"dataset": "mini-imagenet", "backbone": "resnet12", "cells": cells})
+    assert figure.exists()
+    shown = capsys.readouterr().out
+    assert "50.54 ± 0.85 | 95.00 ± 1.00" in shown
+    assert "53.31 ± 0.89 | –" in shown
+    claims = target.claims({"cells": cells})
+    assert [(claim.paper, claim.held) for claim in claims] == [("5-way 1-shot: IAPTT-GM is best", False)]
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        (["--patience", "5"], "--patience needs --validate-every"),
         (["--method", "protonets"], "did you mean protonet?"),
         (["--method", "mamml"], "did you mean maml?"),
         (["--start", "warm"], "--start warm has no meaning"),
         (["--method", "maml", "--inner-steps", "0"], "inner_steps must be a whole number"),
         (["--dataset", "mini-imagenet"], "needs --folder"),
-        (["--dataset", "sinusoid", "--method", "protonet"], "sinusoids have not"),
+        (["--dataset", "sinusoid", "--method", "protonet"], "sinusoids have none"),
         (["--way", "11"], "way=11 needs as many classes; there are 10"),
         (["--shots", "0"], "shots must be a whole number"),
         (["--penalty", "footnote", "--penalty-q", "2"], "q must lie strictly between 0 and 1"),

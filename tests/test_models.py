@@ -1,4 +1,4 @@
-"""Networks: shapes, the two ways to convolve, and normalisation that belongs to the task alone."""
+"""Networks: shapes, the ways to convolve, and normalisation that belongs to the task alone."""
 
 import jax
 import jax.numpy as jnp
@@ -6,22 +6,30 @@ import numpy as np
 import pytest
 
 from bilax.models import ConvNet4, Dense, ResNet12
-from bilax.models.layers import Normalization, convolve, convolve_patches, max_pool
+from bilax.models.layers import Normalization, convolve, convolve_patches, convolve_shared, max_pool
 
 KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize("side", [1, 3])
-def test_patches_times_a_matrix_are_the_convolution(side):
+@pytest.mark.parametrize("ours", [convolve_patches, convolve_shared])
+def test_our_ways_to_convolve_are_the_convolution(ours, side):
     x = jax.random.normal(KEY, (2, 5, 7, 3))
     kernel = jax.random.normal(KEY, (side, side, 3, 4))
-    np.testing.assert_allclose(convolve_patches(x, kernel), convolve(x, kernel), atol=1e-12)
+    np.testing.assert_allclose(ours(x, kernel), convolve(x, kernel), atol=1e-12)
 
     def loss(convolution):
         return jax.grad(lambda x, kernel: jnp.sum(convolution(x, kernel) ** 3), (0, 1))(x, kernel)
 
-    for a, b in zip(loss(convolve_patches), loss(convolve), strict=True):
+    for a, b in zip(loss(ours), loss(convolve), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_few_pictures_at_a_time_give_the_derivative_of_all():
+    x = jax.random.normal(KEY, (6, 64, 64, 8))  # 2.4 MB of patches for each
+    kernel, slope = jax.random.normal(KEY, (3, 3, 8, 2)), jax.random.normal(KEY, (6, 64, 64, 2))
+    ours, xla = (jax.vjp(lambda k, f=f: f(x, k), kernel)[1](slope)[0] for f in (convolve_shared, convolve))
+    np.testing.assert_allclose(ours, xla, rtol=1e-10, atol=1e-10)
 
 
 def test_pooling_takes_the_largest_and_leaves_out_an_odd_edge():

@@ -3,6 +3,7 @@
 The archives are read in memory and nothing of them is written to disk. Ink is 255 and paper 0.
 """
 
+import contextlib
 import os
 import re
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bilax.datasets.classes import Classes, Splits, classes, decode
+from bilax.datasets.episodes import Episode
 from bilax.datasets.idx import DataError
 from bilax.datasets.sources import cache_folder
 
@@ -22,6 +24,10 @@ MEMBER_BYTES = 1 << 20
 MEMBERS = 200_000
 """entries of one archive at the most; the largest real one has about 20,000"""
 DRAWING = re.compile(r"(?:images_\w+/)?(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<file>[^/]+\.png)")
+
+RUNS = "all_runs.zip"
+"""the official one-shot test: 20 runs of 20-way classification"""
+RUN_LINE = re.compile(r"run(\d\d)/test/(item\d\d\.png) run\1/training/(class\d\d\.png)")
 
 VALIDATION_FULL = ("Alphabet_of_the_Magi", "Anglo-Saxon_Futhorc", "Arcadian", "Armenian", "Asomtavruli_(Georgian)")
 """alphabets of the background set that serve as validation, where the whole of Omniglot is there"""
@@ -49,6 +55,43 @@ def load_omniglot(folder: Path | None = None, size: int = 28, rotations: bool = 
     return Splits(train.rotated() if rotations else train, validation, test)
 
 
+def load_omniglot_runs(folder: Path | None = None, size: int = 28) -> list[Episode]:
+    """The tasks of the official one-shot test, `all_runs.zip` beside Omniglot's other files."""
+    return read_omniglot_runs(_find(folder)[0] / RUNS, size)
+
+
+def read_omniglot_runs(path: Path, size: int = 28) -> list[Episode]:
+    """One task of one example per class for each run in the archive, in order, without an axis for tasks."""
+    tasks = []
+    with _archive(path) as archive:
+        for label_file in sorted(name for name in archive.namelist() if name.endswith("/class_labels.txt")):
+            run = label_file.split("/")[0]
+            pairs = []
+            for line in _content(path, archive, archive.getinfo(label_file)).decode("ascii", "replace").split("\n"):
+                match = RUN_LINE.fullmatch(line.strip())
+                if match is not None and f"run{match[1]}" == run:
+                    pairs.append((match[2], match[3]))
+                elif line.strip():
+                    raise DataError(f"{path}: {label_file}: {line!r} does not pair a test item with a class.")
+            names = sorted({known for _, known in pairs})
+
+            def picture(part: str, name: str, run: str = run) -> np.ndarray:
+                entry = f"{run}/{part}/{name}"
+                if entry not in archive.NameToInfo:
+                    raise DataError(f"{path}: {entry} is missing.")
+                content = _content(path, archive, archive.getinfo(entry))
+                ink = 255 - decode(content, (size, size), 1, f"{path}: {entry}", ("PNG",))
+                return np.asarray(ink, np.float32) / np.float32(255)
+
+            support = np.stack([picture("training", name) for name in names])
+            query = np.stack([picture("test", item) for item, _ in pairs])
+            targets = np.array([names.index(known) for _, known in pairs], np.int32)
+            tasks.append(Episode(support, np.arange(len(names), dtype=np.int32), query, targets))
+    if not tasks:
+        raise DataError(f"{path}: no run such as run01/class_labels.txt is in there.")
+    return tasks
+
+
 def read_omniglot(paths: list[Path], size: int = 28) -> Classes:
     """All characters of one or several archives as classes named alphabet/character; doubles count once."""
     drawings: dict[str, dict[str, np.ndarray]] = {}
@@ -64,22 +107,27 @@ def read_omniglot(paths: list[Path], size: int = 28) -> Classes:
 
 
 def _drawings(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
+    with _archive(path) as archive:
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            match = DRAWING.fullmatch(entry.filename)
+            if match is None or ".." in entry.filename.split("/"):
+                raise DataError(
+                    f"{path}: the entry {entry.filename!r} is not a drawing such as Greek/character01/0394_01.png."
+                )
+            yield match["alphabet"], match["character"], match["file"], _content(path, archive, entry)
+
+
+@contextlib.contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     if not path.exists():
         raise DataError(f"{path} does not exist.")
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            if len(entries) > MEMBERS:
-                raise DataError(f"{path}: {len(entries)} entries are more than Omniglot can have.")
-            for entry in entries:
-                if entry.is_dir():
-                    continue
-                match = DRAWING.fullmatch(entry.filename)
-                if match is None or ".." in entry.filename.split("/"):
-                    raise DataError(
-                        f"{path}: the entry {entry.filename!r} is not a drawing such as Greek/character01/0394_01.png."
-                    )
-                yield match["alphabet"], match["character"], match["file"], _content(path, archive, entry)
+            if len(archive.infolist()) > MEMBERS:
+                raise DataError(f"{path}: {len(archive.infolist())} entries are more than Omniglot can have.")
+            yield archive
     except DataError:
         raise
     except Exception as error:  # a damaged archive can fail in many ways inside zipfile and zlib

@@ -1,12 +1,14 @@
 """Few-shot learning (Section 4.2): a shared representation is the leader, what one task learns is its follower.
 
-A learner says what is shared and what each task has of its own. There are three:
+A learner says what is shared and what each task has of its own. There are four:
 
 - `heads`: the network is x, one linear classifier per task is y, and the features of a task are the problem's context,
   computed once per outer step. For RHG, T-RHG, BDA, IA-GM (which is ANIL), IAPTT-GM and the other recipes.
 - `networks`: each task has the whole network and the classifier as y; x is empty. For MAML, FOMAML and Reptile.
 - `prototypes`: the class means of a task's features are y; one step of length 1 on half their mean squared distance
   gets there from anywhere. For Prototypical Net (Snell et al. 2017).
+- `relations`: the same class means, compared with a query by a network that is learned too. For Relation Net (Sung et
+  al. 2018).
 
 Targets that are whole numbers make a task a classification, others a regression.
 """
@@ -24,6 +26,7 @@ from jaxtyping import Array, Float, PyTree
 
 import bilax
 from bilax.datasets.episodes import Episode
+from bilax.models import Dense
 
 Penalty = Callable[["Linear"], Any]
 Network = Callable[[Array], Float[Array, "n features"]]
@@ -51,6 +54,8 @@ class Learner(NamedTuple):
 
     problem: bilax.Problem
     test: bilax.Problem
+    predict: Callable[..., Array]
+    """(what is seen of x, y, task) to a row of scores, or of values, for each query"""
     x0: PyTree
     y0: PyTree
 
@@ -120,13 +125,63 @@ def prototypes(network: Network, example: Array, way: int) -> Learner:
     def predict(seen: Features, y: Array, task: Episode) -> Array:
         return -jnp.sum((seen.query[:, None] - y) ** 2, axis=2)
 
-    def lower(seen: Features, y: Array, task: Episode) -> Any:
-        # Every class has as many examples, so the step of length 1 ends at the class means exactly.
-        shots = len(task.support_targets) // way
-        return 0.5 * jnp.sum((seen.support - y[task.support_targets]) ** 2) / shots
+    return _learner(predict, _distance, _features, network, _means(network, example, way))
 
-    features = jax.eval_shape(network, example).shape[1]
-    return _learner(predict, lower, _features, network, jnp.zeros((way, features), jnp.float32))
+
+class Relation(eqx.Module):
+    """How much a query's features are related to a class's, between 0 and 1: dense layers of 64 and 8 on both.
+
+    The original has two convolutions before them, for features that are still pictures.
+    """
+
+    layers: Dense
+    last: Linear
+
+    def __init__(self, features: int, key: Array):
+        keys = jax.random.split(key)
+        self.layers = Dense(2 * features, (64, 8), keys[0])
+        self.last = Linear(0.5 * jax.random.normal(keys[1], (8, 1), jnp.float32), jnp.zeros(1, jnp.float32))
+
+    def __call__(self, query: Float[Array, "m features"], means: Float[Array, "way features"]) -> Float[Array, "m way"]:
+        shape = (len(query), *means.shape)
+        both = [jnp.broadcast_to(part, shape) for part in (means[None], query[:, None])]
+        pairs = jnp.concatenate(both, axis=2).reshape(-1, 2 * means.shape[1])
+        return jax.nn.sigmoid(self.last(self.layers(pairs))).reshape(len(query), len(means))
+
+
+class Related(NamedTuple):
+    """What the objectives of Relation Net see."""
+
+    support: Float[Array, "n features"]
+    query: Float[Array, "m features"]
+    relation: Relation
+
+
+def relations(network: Network, example: Array, way: int, key: Array) -> Learner:
+    """A query belongs to the class it is most related to; trained on the squared error. To be run by `rhg(1, 1.0)`."""
+
+    def context(x: tuple[Network, Relation], task: Episode) -> Related:
+        return Related(*_features(x[0], task), x[1])
+
+    def predict(seen: Related, y: Array, task: Episode) -> Array:
+        return seen.relation(seen.query, y)
+
+    def squared_error(scores: Array, targets: Array) -> Array:
+        return jnp.mean((scores - jax.nn.one_hot(targets, way, dtype=scores.dtype)) ** 2)
+
+    y0 = _means(network, example, way)
+    x0 = (network, Relation(y0.shape[1], key))
+    return _learner(predict, _distance, context, x0, y0, squared_error)
+
+
+def _distance(seen: Any, y: Array, task: Episode) -> Any:
+    # Every class has as many examples, so the step of length 1 ends at the class means exactly.
+    shots = len(task.support_targets) // len(y)
+    return 0.5 * jnp.sum((seen.support - y[task.support_targets]) ** 2) / shots
+
+
+def _means(network: Network, example: Array, way: int) -> Array:
+    return jnp.zeros((way, jax.eval_shape(network, example).shape[1]), jnp.float32)
 
 
 def linear(network: Network, example: Array, outputs: int) -> Linear:
@@ -183,6 +238,15 @@ def plain_descent(method: bilax.Method) -> bilax.Method:
 
 
 @eqx.filter_jit
+def answers(learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, task: Episode) -> Array:
+    """A row of scores, or of values, for each query of one task, learnt from z; its query_targets are not looked at."""
+    unknown = task._replace(query_targets=jnp.zeros_like(task.query_targets))
+    y = bilax.approximate(learner.test, plain_descent(method))(x, z, unknown)[1].y_last
+    context = learner.problem.context
+    return learner.predict(x if context is None else context(x, unknown), y, unknown)
+
+
+@eqx.filter_jit
 def _each_task(phi: bilax.Phi, x: PyTree, z: PyTree, episode: Episode) -> Array:
     return jax.vmap(lambda task: phi(x, z, task)[0])(episode)
 
@@ -193,7 +257,14 @@ def _features(network: Network, task: Episode) -> Features:
     return Features(features[: len(task.support)], features[len(task.support) :])
 
 
-def _learner(predict: Callable[..., Array], lower: Callable[..., Any], context: Any, x0: PyTree, y0: PyTree) -> Learner:
+def _learner(
+    predict: Callable[..., Array],
+    lower: Callable[..., Any],
+    context: Any,
+    x0: PyTree,
+    y0: PyTree,
+    loss: Callable[[Array, Array], Array] = loss,
+) -> Learner:
     def upper(seen: Any, y: Any, task: Episode) -> Any:
         return loss(predict(seen, y, task), task.query_targets)
 
@@ -201,4 +272,4 @@ def _learner(predict: Callable[..., Array], lower: Callable[..., Any], context: 
         return score(predict(seen, y, task), task.query_targets)
 
     problem = bilax.Problem(upper, lower, context=context)
-    return Learner(problem, dataclasses.replace(problem, upper=test), x0, y0)
+    return Learner(problem, dataclasses.replace(problem, upper=test), predict, x0, y0)

@@ -1,30 +1,42 @@
-"""`bilax run few-shot`: one method on one data set, trained on some classes and tested on others."""
+"""`bilax run few-shot`: one method on one data set, trained on some classes and tested on others.
+
+A run folder also gets learned.eqx, the network and the start of the classifiers that did best on the validation
+classes (or the last ones), and episode.png, a test task with its answers.
+"""
 
 import dataclasses
 import functools
+import io
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
 
 import bilax
 from bilax.cli import nearest, refuse
 from bilax.datasets import DataError
 from bilax.datasets.classes import Splits
-from bilax.datasets.episodes import Episodes, Sinusoids, load_digit_tasks
+from bilax.datasets.episodes import Episode, Episodes, Sinusoids, load_digit_tasks
 from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet
 from bilax.datasets.omniglot import load_omniglot
 from bilax.experiments import few_shot
-from bilax.experiments.common import Arg
+from bilax.experiments.common import Arg, plt
 from bilax.experiments.few_shot import Learner, LqPenalty
 from bilax.experiments.single import Run, Setup
 from bilax.models import ConvNet4, Dense, ResNet12
+from bilax.runs import write_whole
 
 WHOLE = {"maml": bilax.maml, "fomaml": bilax.fomaml, "reptile": bilax.reptile}
 """methods in which each task adapts the whole network"""
-TEST_SEED = 2**31
-"""of the test tasks, the same for all methods and seeds"""
+MEANS = ("protonet", "relation-net")
+"""methods whose follower is solved by one step"""
+VALIDATION_SEED, TEST_SEED = 2**30, 2**31
+"""of the validation and test tasks, the same for all methods and seeds"""
 TEST_BATCH = 20
 
 
@@ -32,14 +44,15 @@ TEST_BATCH = 20
 class FewShot(Run):
     """N-way M-shot learning: a shared representation, and one linear classifier per task (the paper's Section 4.2).
 
-    Methods are protonet, maml, fomaml, reptile, anil (which is ia-gm) and those of the other experiments. protonet's
-    follower is solved by one step whatever K and α are. Training and test classes differ; the result is the mean over
-    test tasks with its 95 % interval.
+    Methods are protonet, relation-net, maml, fomaml, reptile, anil (which is ia-gm) and those of the other experiments.
+    The first two's follower is solved by one step whatever K and α are. Training, validation and test classes differ;
+    the result is the mean over test tasks with its 95 % interval, for what did best in validation (every
+    --validate-every outer steps; the run ends after --patience steps without a better one).
     """
 
-    method: Annotated[str, Arg(help="iaptt-gm, ia-gm, anil, rhg, t-rhg, bda, maml, fomaml, reptile, protonet, ...")] = (
-        "iaptt-gm"
-    )
+    method: Annotated[
+        str, Arg(help="iaptt-gm, ia-gm, anil, rhg, t-rhg, bda, maml, fomaml, reptile, protonet, relation-net, ...")
+    ] = "iaptt-gm"
     inner_steps: Annotated[int, Arg(help="K, follower steps per outer step")] = 10
     step_size: Annotated[float, Arg(help="α, the follower's step")] = 0.1
     outer_steps: Annotated[int, Arg(help="T, outer steps")] = 2000
@@ -64,18 +77,24 @@ class FewShot(Run):
     penalty_weight: Annotated[float, Arg(help="factor of the penalty")] = 1.0
     penalty_q: Annotated[float, Arg(help="q of the penalty")] = 0.5
     penalty_epsilon: Annotated[float, Arg(help="ε of the penalty")] = 1e-3
+    validate_every: Annotated[int | None, Arg(help="outer steps between validations; none by default")] = None
+    validation_tasks: Annotated[int, Arg(help="tasks of each validation at the least")] = 200
+    patience: Annotated[int | None, Arg(help="end after so many outer steps without a better validation")] = None
+    minutes: Annotated[float | None, Arg(help="of training at the most")] = None
     test_tasks: Annotated[int, Arg(help="tasks of the final test at the least")] = 600
     name = "few-shot"
 
     def make_method(self) -> bilax.Method:
         recipes = {**WHOLE, "anil": bilax.ia_gm}
         shared = [name.replace("_", "-") for name in bilax.RECIPES if name not in (*WHOLE, "one_step")]
-        known = [*shared, *recipes, "protonet"]
+        known = [*shared, *recipes, *MEANS]
         if self.method not in known:
             refuse(f"bilax run {self.name}: unknown method '{self.method}': {nearest(self.method, known)}")
         if self.start == "warm":
             refuse(f"bilax run {self.name}: --start warm has no meaning for tasks that change; use fixed or auxiliary.")
-        if self.method == "protonet":
+        if self.patience is not None and self.validate_every is None:
+            refuse(f"bilax run {self.name}: --patience needs --validate-every.")
+        if self.method in MEANS:
             return bilax.rhg(1, 1.0)
         if self.method not in recipes:
             return super().make_method()
@@ -93,9 +112,42 @@ class FewShot(Run):
             refuse(f"bilax run {self.name}: {error}")
         return Setup(learner.problem, learner.x0, learner.y0, data, tasks=True)
 
-    def measures(self, solution: bilax.Solution) -> dict[str, Any]:
+    def saving(self, folder: Path) -> bilax.Saving:
+        # Chunks end where a checkpoint is due, so validations fall on the same steps in every run.
+        return super().saving(folder) if self.validate_every is None else bilax.Saving(folder, self.validate_every)
+
+    def time_limit(self) -> float | None:
+        return None if self.minutes is None else 60 * self.minutes
+
+    def train(self) -> dict[str, Any]:
+        """Runs the first seed, going on where an earlier run in --out was broken off, and returns its result."""
+        assert self.out is not None
+        config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
+        _, result = config._run_one(config.make_method(), self.seed[0], self.out)
+        return result | {"validation": json.loads((self.out / "validation.json").read_text())}
+
+    def callbacks(self, seed: int, folder: Path) -> list[Any]:
+        if self.validate_every is None:
+            return []
+        batches = self.batches("validation", VALIDATION_SEED, TEST_BATCH)
+        sign = -1 if self.dataset == "sinusoid" else 1
+        learner, method = self.learner(seed), self.make_method()
+
+        def validate(x: PyTree, z: PyTree) -> float:
+            return sign * few_shot.evaluate(learner, method, x, z, batches, self.validation_tasks).mean
+
+        return [Validation(validate, folder, self.validate_every, self.patience)]
+
+    def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
+        if self.validate_every is None or not (folder / LEARNED).exists():
+            save_learned(folder, (solution.x, solution.z))
+        learner, method = self.learner(0), self.make_method()
+        x, z = load_learned(folder, (learner.x0, learner.y0))
         test = self.batches("test", TEST_SEED, TEST_BATCH)
-        found = few_shot.evaluate(self.learner(0), self.make_method(), solution.x, solution.z, test, self.test_tasks)
+        found = few_shot.evaluate(learner, method, x, z, test, self.test_tasks)
+        if isinstance(test, Episodes):
+            task = Episode(*(field[0] for field in test.batch(0)))
+            write_whole(folder / "episode.png", draw_episode(task, few_shot.answers(learner, method, x, z, task)))
         what = "test error" if self.dataset == "sinusoid" else "test accuracy"
         return {what: found.mean, "± (95 %)": found.half, "test tasks": found.tasks}
 
@@ -125,12 +177,14 @@ class FewShot(Run):
         else:
             make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
             shape = self.splits.train.shape
-            network = make(shape[2], self.filters or filters, key)
+            network = make(shape[2], self.filters or filters, key, self.method not in WHOLE)
             example, outputs = jnp.zeros((2, *shape), jnp.float32), self.way
-        if self.method == "protonet":
+        if self.method in MEANS:
             if self.dataset == "sinusoid" or self.penalty != "none":
-                raise DataError("protonet has no classifier to penalise and needs classes, which sinusoids have not.")
-            return few_shot.prototypes(network, example, outputs)
+                raise DataError(f"{self.method} has no classifier to penalise and needs classes; sinusoids have none.")
+            if self.method == "protonet":
+                return few_shot.prototypes(network, example, outputs)
+            return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1))
         make_learner = few_shot.networks if self.method in WHOLE else few_shot.heads
         return make_learner(network, example, outputs, self._penalty())
 
@@ -138,3 +192,84 @@ class FewShot(Run):
         if self.penalty == "none":
             return few_shot.no_penalty
         return LqPenalty(self.penalty_q, self.penalty_epsilon, self.penalty_weight, self.penalty == "elementwise")
+
+
+LEARNED = "learned.eqx"
+
+
+def save_learned(folder: Path, learned: PyTree) -> None:
+    """Writes (x, z), whole or not at all."""
+    buffer = io.BytesIO()
+    eqx.tree_serialise_leaves(buffer, learned)
+    write_whole(folder / LEARNED, buffer.getvalue())
+
+
+def load_learned(folder: Path, like: PyTree) -> PyTree:
+    """Reads (x, z) of the shape of `like`."""
+    path = folder / LEARNED
+    if not path.exists():
+        raise DataError(f"{path} does not exist: `bilax run few-shot` writes it when a run ends.")
+    try:
+        return eqx.tree_deserialise_leaves(path, like)
+    except Exception as error:  # a damaged file can fail in many ways inside equinox and numpy
+        raise DataError(f"{path}: is damaged, or of another run than config.json ({error}).") from error
+
+
+class Validation:
+    """A callback that validates every so many outer steps, keeps the best (x, z) in the run folder, may end the run.
+
+    What it knows is in the folder, so that a resumed run goes on with it.
+    """
+
+    def __init__(self, validate: Any, folder: Path, every: int, patience: int | None):
+        self.validate, self.folder, self.every, self.patience = validate, folder, every, patience
+        self.path = folder / "validation.json"
+        self.seen: list[tuple[int, float]] = []
+        if self.path.exists():
+            self.seen = [(int(step), float(value)) for step, value in json.loads(self.path.read_text())]
+
+    def __call__(self, state: Any, history: Any) -> bool:
+        step = int(state.step)
+        if step % self.every == 0 and step not in dict(self.seen):
+            value = self.validate(state.x, state.z)
+            if value > max((value for _, value in self.seen), default=-np.inf):
+                save_learned(self.folder, (state.x, state.z))
+            self.seen.append((step, value))
+            write_whole(self.path, json.dumps(self.seen).encode())
+        if self.patience is None or not self.seen:
+            return False
+        best = max(self.seen, key=lambda pair: pair[1])[0]
+        return step - best >= self.patience
+
+
+def draw_episode(task: Episode, scores: Any, per_class: int = 10) -> bytes:
+    """A PNG: in each row a class, its examples on the left, its queries on the right with what they were taken for."""
+    pyplot = plt()
+    support, query = np.asarray(task.support), np.asarray(task.query)
+    labels, truths = np.asarray(task.support_targets), np.asarray(task.query_targets)
+    said = np.argmax(np.asarray(scores), axis=1)
+    way, shots = int(labels.max()) + 1, int(np.bincount(labels).max())
+    columns = shots + min(per_class, int(np.bincount(truths).max()))
+    figure, axes = pyplot.subplots(
+        way, columns, figsize=(0.75 * columns + 0.6, 0.85 * way + 0.7), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.set_visible(False)
+    for c in range(way):
+        shown = [(picture, "black", "") for picture in support[labels == c]]
+        for picture, guess in list(zip(query[truths == c], said[truths == c], strict=True))[: columns - shots]:
+            right = guess == c
+            shown.append((picture, "tab:green" if right else "tab:red", "" if right else f"as {guess + 1}"))
+        for axis, (picture, colour, words) in zip(axes[c], shown, strict=False):
+            axis.set_visible(True)
+            axis.imshow(picture[..., 0] if picture.shape[-1] == 1 else picture, cmap="gray_r", vmin=0, vmax=1)
+            axis.set_title(words, fontsize=7, color=colour, pad=1)
+            axis.spines[:].set(visible=True, color=colour, linewidth=2)
+        axes[c, 0].set_ylabel(f"class {c + 1}", fontsize=8)
+    right = float(np.mean(said == truths))
+    figure.suptitle(f"black: learnt from; green: right; red: wrong ({100 * right:.0f} % of queries right)", fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    pyplot.close(figure)
+    return buffer.getvalue()

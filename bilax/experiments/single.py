@@ -63,9 +63,21 @@ class Run(abc.ABC):
     def setup(self, seed: int) -> Setup:
         """The problem and the start that a seed stands for."""
 
-    def measures(self, solution: bilax.Solution) -> dict[str, Any]:
+    def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
         """What to report beside the objectives."""
         return {}
+
+    def callbacks(self, seed: int, folder: Path) -> list[Any]:
+        """What to do between chunks beside writing the history."""
+        return []
+
+    def saving(self, folder: Path) -> bilax.Saving:
+        """When to save."""
+        return bilax.Saving(folder, every_seconds=self.save_every)
+
+    def time_limit(self) -> float | None:
+        """Seconds of training at the most."""
+        return None
 
     def main(self) -> None:
         """Runs every seed, prints a table and exits as a shell expects."""
@@ -122,13 +134,16 @@ class Run(abc.ABC):
             solution = bilax.solve(
                 setup.problem, method, setup.x0, setup.y0, steps=self.outer_steps, data=setup.data, tasks=setup.tasks,
                 optimizer=make(self.rate), z_optimizer=None if self.z_rate is None else make(self.z_rate),
-                key=jax.random.key(seed), progress=not self.json, callbacks=[HistoryFile(folder)],
-                saving=bilax.Saving(folder / "checkpoints", every_seconds=self.save_every), resume=self.resume,
+                key=jax.random.key(seed), progress=not self.json,
+                callbacks=[HistoryFile(folder), *self.callbacks(seed, folder)],
+                saving=self.saving(folder / "checkpoints"), resume=self.resume, time_limit=self.time_limit(),
             )  # fmt: skip
         except (OSError, bilax.ConfigurationError) as error:
             refuse(f"bilax run {self.name}: {error}")
         seconds = time.perf_counter() - began
-        return solution, write_result(folder, solution, {"seconds": seconds, "measures": self.measures(solution)})
+        return solution, write_result(
+            folder, solution, {"seconds": seconds, "measures": self.measures(solution, folder)}
+        )
 
     def _show(self, results: dict[int, dict[str, Any]], out: Path) -> None:
         quantities = {
@@ -164,7 +179,7 @@ class Toy(Run):
         x0, y0 = self.at or (starts[seed] if 0 <= seed < 3 else (rng.uniform(1, 10), rng.uniform(-2, 2)))
         return Setup(toy.PROBLEM, float(x0), float(y0))
 
-    def measures(self, solution: bilax.Solution) -> dict[str, Any]:
+    def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
         return {
             "x": float(solution.x),
             "y": float(solution.y),
@@ -190,7 +205,7 @@ class Convex(Run):
         vector = jnp.asarray(np.random.default_rng(seed).uniform(0, 1, convex.DIMENSION))
         return Setup(convex.problem(self.reading), vector, (vector, vector))
 
-    def measures(self, solution: bilax.Solution) -> dict[str, Any]:
+    def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
         distance = optax.tree.norm(jax.tree.map(lambda leaf: jnp.asarray(leaf) - 1, solution.y))
         return {"‖x − x*‖": float(np.linalg.norm(solution.x - 1)), "‖y − y*‖": float(distance)}
 

@@ -1,4 +1,7 @@
-"""ConvNet-4 and ResNet-12 (appendix C): pictures of one task in, one vector of features for each out."""
+"""ConvNet-4 and ResNet-12 (appendix C): pictures of one task in, one vector of features for each out.
+
+`shared` says whether all tasks have the same kernels (see `Convolution`).
+"""
 
 import equinox as eqx
 import jax
@@ -13,8 +16,9 @@ class _Group(eqx.Module):
     convolution: Convolution
     normalization: Normalization
 
-    def __init__(self, channels: int, filters: int, key: Array, side: int = 3):
-        self.convolution, self.normalization = Convolution(channels, filters, key, side), Normalization(filters)
+    def __init__(self, channels: int, filters: int, key: Array, side: int = 3, shared: bool = True):
+        self.convolution = Convolution(channels, filters, key, side, shared)
+        self.normalization = Normalization(filters)
 
     def __call__(self, x: Pictures) -> Pictures:
         return self.normalization(self.convolution(x))
@@ -28,9 +32,9 @@ class ConvNet4(eqx.Module):
 
     groups: tuple[_Group, ...]
 
-    def __init__(self, channels: int, filters: int, key: Array):
+    def __init__(self, channels: int, filters: int, key: Array, shared: bool = True):
         keys = jax.random.split(key, 4)
-        self.groups = tuple(_Group(channels if i == 0 else filters, filters, keys[i]) for i in range(4))
+        self.groups = tuple(_Group(channels if i == 0 else filters, filters, keys[i], shared=shared) for i in range(4))
 
     def __call__(self, x: Pictures) -> Float[Array, "n features"]:
         for group in self.groups:
@@ -45,10 +49,10 @@ class _Residual(eqx.Module):
     groups: tuple[_Group, ...]
     short_cut: _Group
 
-    def __init__(self, channels: int, filters: int, key: Array):
+    def __init__(self, channels: int, filters: int, key: Array, shared: bool = True):
         keys = jax.random.split(key, 4)
-        self.groups = tuple(_Group(channels if i == 0 else filters, filters, keys[i]) for i in range(3))
-        self.short_cut = _Group(channels, filters, keys[3], side=1)
+        self.groups = tuple(_Group(channels if i == 0 else filters, filters, keys[i], shared=shared) for i in range(3))
+        self.short_cut = _Group(channels, filters, keys[3], 1, shared)
 
     def __call__(self, x: Pictures) -> Pictures:
         y = self.groups[0](x)
@@ -67,11 +71,11 @@ class ResNet12(eqx.Module):
     blocks: tuple[_Residual, ...]
     last: tuple[_Group, ...]
 
-    def __init__(self, channels: int, filters: int, key: Array):
+    def __init__(self, channels: int, filters: int, key: Array, shared: bool = True):
         keys = jax.random.split(key, 6)
         widths = (channels, *(filters * 2**i for i in range(4)))
-        self.blocks = tuple(_Residual(widths[i], widths[i + 1], keys[i]) for i in range(4))
-        self.last = tuple(_Group(widths[4], widths[4], keys[i], side=1) for i in (4, 5))
+        self.blocks = tuple(_Residual(widths[i], widths[i + 1], keys[i], shared) for i in range(4))
+        self.last = tuple(_Group(widths[4], widths[4], keys[i], 1, shared) for i in (4, 5))
 
     def __call__(self, x: Pictures) -> Float[Array, "n features"]:
         for block in self.blocks:

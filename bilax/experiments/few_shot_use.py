@@ -1,0 +1,220 @@
+"""What a trained representation is for: `bilax evaluate` and `bilax adapt`, and the same from Python.
+
+from bilax.experiments.few_shot_use import load_trained
+
+classify = load_trained("runs/my-run").adapt(pictures, labels)
+labels_of_new = classify(new_pictures)
+"""
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jaxtyping import PyTree
+
+import bilax
+from bilax.cli import refuse
+from bilax.datasets import DataError
+from bilax.datasets.classes import decode
+from bilax.datasets.commands import plain_errors
+from bilax.datasets.episodes import Episode
+from bilax.datasets.imagenet import SUFFIXES, read_folder
+from bilax.datasets.omniglot import load_omniglot_runs
+from bilax.experiments import few_shot
+from bilax.experiments.common import Arg, console, show_table
+from bilax.experiments.few_shot import Learner, Linear, Score
+from bilax.experiments.few_shot_run import TEST_BATCH, TEST_SEED, FewShot, load_learned
+from bilax.runs import read_run, write_whole
+
+
+class Trained(NamedTuple):
+    """A run of `bilax run few-shot` that can be used."""
+
+    config: FewShot
+    learner: Learner
+    method: bilax.Method
+    x: PyTree
+    z: PyTree
+
+    def answers(self, task: Episode) -> np.ndarray:
+        """A row of scores for each query of a task of any number of classes."""
+        way = int(np.max(task.support_targets)) + 1
+        return np.asarray(few_shot.answers(self.learner, self.method, self.x, start_for(self.z, way), task))
+
+    def adapt(self, pictures: Any, labels: Any) -> "Classifier":
+        """Learns new classes from a few pictures (n, height, width, channels), bytes or numbers in [0, 1], of each."""
+        found = _prepared(pictures, self.shape, "pictures")
+        names, targets, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
+        if len(targets) != len(found):
+            raise ValueError(f"labels must name each picture: there are {len(targets)} for {len(found)} pictures.")
+        if len(names) < 2:
+            raise ValueError("labels must name at least two classes.")
+        if len(set(counts.tolist())) > 1:
+            few = int(counts.min())
+            raise ValueError(f"labels must name as many pictures of each class: give {few} of each, not {counts}.")
+        return Classifier(self, names, found, targets.astype(np.int32))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of the pictures it was trained on."""
+        return self.config.splits.train.shape
+
+
+class Classifier(NamedTuple):
+    """New classes learnt from a few pictures of each; call it with pictures to get their labels.
+
+    Batch statistics are those of the pictures of a call together with the examples, as in training, so what is said of
+    a picture depends a little on the others it comes with.
+    """
+
+    trained: Trained
+    names: np.ndarray
+    pictures: np.ndarray
+    targets: np.ndarray
+
+    def __call__(self, pictures: Any) -> np.ndarray:
+        return self.names[np.argmax(self.scores(pictures), axis=1)]
+
+    def scores(self, pictures: Any) -> np.ndarray:
+        """A row for each picture, a column for each of `names`."""
+        query = _prepared(pictures, self.trained.shape, "pictures")
+        unknown = np.zeros(len(query), np.int32)
+        return self.trained.answers(Episode(self.pictures, self.targets, query, unknown))
+
+
+def load_trained(folder: str | Path) -> Trained:
+    """Reads the folder of an ended `bilax run few-shot`; its data set must still be where it was."""
+    record = read_run(Path(folder))
+    settings = record.config.get("config", {})
+    if settings.get("experiment") != FewShot.name:
+        raise ValueError(f"{folder} holds a run of {settings.get('experiment')!r}, not of few-shot.")
+    if settings["dataset"] == "sinusoid":
+        raise ValueError(f"{folder} was trained on sinusoids, which have no classes.")
+    known = {field.name for field in dataclasses.fields(FewShot)} - {"seed", "out"}
+    options = {name: value for name, value in settings.items() if name in known}
+    options["folder"] = None if options["folder"] in (None, "None") else Path(options["folder"])
+    config = FewShot(**options)
+    learner = config.learner(0)
+    return Trained(config, learner, config.make_method(), *load_learned(Path(folder), (learner.x0, learner.y0)))
+
+
+def start_for(z: PyTree, way: int) -> PyTree:
+    """The follower's start for another number of classes: each begins where those of training did on average."""
+
+    def head(node):
+        if isinstance(node, Linear) and len(node.bias) != way:
+            return Linear(
+                jnp.repeat(node.weight.mean(1, keepdims=True), way, 1), jnp.repeat(node.bias.mean(keepdims=True), way)
+            )
+        return node
+
+    if isinstance(z, jax.Array | np.ndarray):  # class means
+        return jnp.zeros((way, z.shape[1]), z.dtype)
+    return jax.tree.map(head, z, is_leaf=lambda node: isinstance(node, Linear))
+
+
+@dataclasses.dataclass
+class Evaluate:
+    """Tests a run of `bilax run few-shot` again: on its test classes, or by Omniglot's official one-shot test."""
+
+    run: Annotated[tyro.conf.Positional[Path], Arg(help="the run's folder")]
+    tasks: Annotated[int, Arg(help="test tasks at the least")] = 600
+    omniglot_runs: Annotated[bool, Arg(help="20 runs of 20-way one-shot classification, from all_runs.zip")] = False
+
+    def main(self) -> None:
+        """Evaluates and prints."""
+        with plain_errors(), jax.enable_x64(True):
+            trained = _load(self.run)
+            if self.omniglot_runs:
+                found = omniglot_runs(trained)
+                show_table(
+                    f"{self.run}: Omniglot's official one-shot test, 20-way",
+                    ["runs", "accuracy", "± (95 %)", "error"],
+                    [[found.tasks, f"{found.mean:.4f}", f"{found.half:.4f}", f"{100 * (1 - found.mean):.1f} %"]],
+                )
+                return
+            config = trained.config
+            batches = config.batches("test", TEST_SEED, TEST_BATCH)
+            found = few_shot.evaluate(trained.learner, trained.method, trained.x, trained.z, batches, self.tasks)
+        title = f"{self.run}: {config.way}-way {config.shots}-shot, test classes of {config.dataset}"
+        show_table(title, ["tasks", "accuracy", "± (95 %)"], [[found.tasks, f"{found.mean:.4f}", f"{found.half:.4f}"]])
+
+
+def omniglot_runs(trained: Trained) -> Score:
+    """Accuracy over the 20 runs of the official test; its interval is over runs."""
+    if trained.config.dataset != "omniglot":
+        raise DataError(f"the official test is for networks trained on omniglot, not on {trained.config.dataset}.")
+    tasks = load_omniglot_runs(trained.config.folder, trained.shape[0])
+    right = np.array([np.mean(np.argmax(trained.answers(task), axis=1) == task.query_targets) for task in tasks])
+    return Score(float(right.mean()), float(1.96 * right.std(ddof=1) / np.sqrt(len(right))), len(right))
+
+
+@dataclasses.dataclass
+class Adapt:
+    """Learns your own classes from a few pictures of each, with a representation that `bilax run few-shot` trained.
+
+    --examples has one folder for each class, with the same number of pictures in all; --pictures has those to be named.
+    """
+
+    run: Annotated[tyro.conf.Positional[Path], Arg(help="the run's folder")]
+    examples: Annotated[Path, Arg(help="a folder with one folder of pictures for each class")]
+    pictures: Annotated[Path, Arg(help="a folder with the pictures to be named")]
+    out: Annotated[Path, Arg(help="the table to write")] = Path("labels.csv")
+
+    def main(self) -> None:
+        """Adapts, names the pictures and writes a table of file, label and share of the scores."""
+        with plain_errors(), jax.enable_x64(True):
+            trained = _load(self.run)
+            size, channels = trained.shape[0], trained.shape[2]
+            known = read_folder(self.examples, size, channels)
+            examples = np.concatenate([np.asarray(each[np.arange(len(each))]) for each in known.pictures])
+            labels = np.repeat(known.names, [len(each) for each in known.pictures])
+            files = sorted(path for path in self.pictures.glob("*") if path.suffix.lower() in SUFFIXES)
+            if not files:
+                raise DataError(f"{self.pictures}: no picture ({', '.join(SUFFIXES)}) is in there.")
+            shape = (size, trained.shape[1])
+            new = np.stack([decode(path, shape, channels, str(path), tuple(set(SUFFIXES.values()))) for path in files])
+            # Omniglot's pictures are dark ink on paper, and ink counts as 1.
+            turn = trained.config.dataset == "omniglot"
+            try:
+                classify = trained.adapt(255 - examples if turn else examples, labels.tolist())
+            except ValueError as error:
+                refuse(f"bilax adapt: {self.examples}: {error}")
+            scores = classify.scores(255 - new if turn else new)
+        best = np.argmax(scores, axis=1)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["file", "label", "score", "margin"])
+        ordered = np.sort(scores, axis=1)
+        for i, path in enumerate(files):
+            margin = ordered[i, -1] - ordered[i, -2]
+            writer.writerow([path.name, classify.names[best[i]], f"{ordered[i, -1]:.5g}", f"{margin:.5g}"])
+        write_whole(self.out, text.getvalue().encode())
+        counts = {str(name): int(np.sum(best == i)) for i, name in enumerate(classify.names)}
+        show_table(f"{len(files)} pictures", ["class", "pictures"], [[name, count] for name, count in counts.items()])
+        console.print(f"wrote {self.out}", style="dim", soft_wrap=True)
+
+
+def _load(folder: Path) -> Trained:
+    try:
+        return load_trained(folder)
+    except DataError:
+        raise
+    except ValueError as error:
+        refuse(f"bilax: {error}")
+
+
+def _prepared(pictures: Any, shape: tuple[int, int, int], what: str) -> np.ndarray:
+    array = np.asarray(pictures)
+    if array.ndim != 4 or array.shape[1:] != shape or not len(array):
+        raise ValueError(f"{what} must have shape (n, {', '.join(map(str, shape))}) as in training, got {array.shape}.")
+    numbers = np.asarray(array, np.float32) / np.float32(255 if array.dtype == np.uint8 else 1)
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{what} must be finite numbers.")
+    return numbers
