@@ -170,7 +170,7 @@ def _watched(run: Callable[..., Any], pairs: int) -> dict[str, Any]:
 
         return call
 
-    pieces = {name: timed(getattr(running, name)) for name in ("_begin", "_advance", "_finish")}
+    pieces: Any = {name: timed(getattr(running, name)) for name in ("_begin", "_advance", "_finish")}
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         seconds = samples({"plain": run, "watched": lambda: run(progress=True)}, pairs)
         with mock.patch.multiple(running, **pieces):
