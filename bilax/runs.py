@@ -73,7 +73,7 @@ def write_result(folder: Path, solution: Solution, extra: dict[str, Any]) -> dic
         "upper": float(solution.upper),
         "lower": float(solution.lower),
         "residual": float(solution.residual),
-        "k_bar": int(solution.k_bar),
+        "k_bar": int(solution.k_bar) if float(solution.k_bar).is_integer() else float(solution.k_bar),
         **extra,
     }
     write_whole(folder / "result.json", json.dumps(result, indent=1).encode())

@@ -110,7 +110,7 @@ class Solution(eqx.Module):
             return f"Solution({len(self.steps)} runs: {counts}, best upper={float(self.best.upper):.6g})"
         return (
             f"Solution({self.status.name} after {self.steps} steps: upper={float(self.upper):.6g}, "
-            f"lower={float(self.lower):.6g}, residual={float(self.residual):.3g}, k_bar={int(self.k_bar)})"
+            f"lower={float(self.lower):.6g}, residual={float(self.residual):.3g}, k_bar={float(self.k_bar):g})"
         )
 
     @property

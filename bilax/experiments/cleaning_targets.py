@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import bilax
+from bilax.cli import nearest
 from bilax.datasets import load
 from bilax.datasets.commands import plain_errors
 from bilax.experiments import cleaning
@@ -52,7 +53,7 @@ class Cleaning:
 
     data: Annotated[str, Arg(help="digits (embedded), mnist or fashion-mnist")] = "digits"
     folder: Annotated[Path | None, Arg(help="look for the data here first")] = None
-    method: Annotated[str, Arg(help="LS, NS, RHG, T-RHG, BDA, IA-GM, IA-GM(A), IAPTT-GM")] = "IAPTT-GM"
+    method: Annotated[str, Arg(help="ls, ns, rhg, t-rhg, bda, ia-gm, ia-gm-a, iaptt-gm")] = "IAPTT-GM"
     activation: Annotated[Activation, Arg(help="between the two layers")] = "none"
     hidden: Annotated[int, Arg(help="hidden units; 0 for a single layer, a convex follower")] = 300
     sizes: Annotated[tuple[int, int, int, int] | None, Arg(help="training, validation, held-out and test examples")] = (
@@ -74,6 +75,10 @@ class Cleaning:
     out: Annotated[Path, Arg(help="folder for the numbers")] = Path("results/cleaning")
 
     name: ClassVar[str] = "cleaning"
+
+    def __post_init__(self):
+        spelt = {name.lower().replace("(a)", "-a"): name for name in cleaning.methods()}
+        self.method = spelt.get(self.method.lower(), self.method)
 
     @property
     def path(self) -> Path:
@@ -98,7 +103,7 @@ class Cleaning:
         """The method by its name."""
         known = cleaning.methods(self.inner_steps, self.step_size)
         if self.method not in known:
-            raise SystemExit(f"there is no method {self.method!r} here; choose one of {', '.join(known)}.")
+            raise SystemExit(f"there is no method {self.method!r} here: {nearest(self.method, list(known))}")
         return known[self.method]
 
     def compute(self, keep: bool = True) -> dict[str, Any]:
