@@ -320,7 +320,7 @@ def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path):
     assert record["config"]["method"] == "IAPTT-GM"
     assert {"bilax", "date", "jax"} <= set(record)
     assert dataclasses.replace(config, steps=6).stored() is None
-    with pytest.raises(SystemExit, match="no method 'SGD' here; choose one of LS, NS"):
+    with pytest.raises(SystemExit, match="no method 'SGD' here: known are: LS, NS"):
         dataclasses.replace(config, method="SGD").compute()
 
 
