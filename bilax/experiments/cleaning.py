@@ -215,7 +215,7 @@ class Run(NamedTuple):
     y: PyTree
     """y_K(x, z)"""
     seconds: float
-    """per outer step for all seeds together, compilation left out"""
+    """per outer step for all seeds together: the median over recordings, compilation left out"""
 
 
 class Shared(NamedTuple):
@@ -270,15 +270,16 @@ def train(
     # What makes one run different from another, so that no run goes on from a stranger's state.
     tag = f"{method} {outer} {activation} {seed} {hashlib.sha256(parts.noisy.tobytes()).hexdigest()}"
     carry, recorded, ends = _restore(saved, tag, carry)
-    began, before = time.perf_counter(), ends[-1] if ends else 0
+    paces: list[float] = []
     while True:
         first = ends[-1] if ends else 0
         ends.append(min(first + outer.every, outer.steps))
+        began = time.perf_counter()
         carry, y, scores = compiled(shared, noisy, carry, first, ends[-1])
         recorded.append(jax.device_get(scores))
+        paces.append((time.perf_counter() - began) / (ends[-1] - first))
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *recorded)
-        seconds = (time.perf_counter() - began) / (ends[-1] - before)
-        run = Run(np.array(ends), stacked, carry[0], carry[1], y, seconds)
+        run = Run(np.array(ends), stacked, carry[0], carry[1], y, float(np.median(paces)))
         if not np.isfinite(stacked.upper[-1]).all():
             raise FloatingPointError(
                 f"the leader's loss left the finite numbers before outer step {ends[-1]}: make step_size or z_rate "
