@@ -1,6 +1,8 @@
 """Few-shot tasks: N-way M-shot episodes drawn from classes, and sinusoids. Drawn on the host, repeatably."""
 
+import abc
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,8 +24,20 @@ class Episode(NamedTuple):
     query_targets: Any
 
 
+class _Batches(abc.ABC):
+    """An endless iterable of numbered batches."""
+
+    @abc.abstractmethod
+    def batch(self, index: int) -> Episode:
+        """Batch number `index`."""
+
+    def __iter__(self) -> Iterator[tuple[Episode]]:
+        for index in itertools.count():
+            yield (self.batch(index),)
+
+
 @dataclasses.dataclass(frozen=True)
-class Episodes:
+class Episodes(_Batches):
     """An endless iterable of batches of N-way M-shot tasks, for `solve(data=..., tasks=True)`.
 
     Batch i depends on the seed and on i alone. In each task `way` classes are drawn and numbered anew, and of each
@@ -49,14 +63,7 @@ class Episodes:
                     f"need {need}: lower one of them, or leave the class out."
                 )
 
-    def __iter__(self) -> Iterator[tuple[Episode]]:
-        index = 0
-        while True:
-            yield (self.batch(index),)
-            index += 1
-
     def batch(self, index: int) -> Episode:
-        """Batch number `index`."""
         draw = np.random.default_rng((self.seed, index))
         return _stack([self._task(draw) for _ in range(self.tasks)])
 
@@ -78,7 +85,7 @@ class Episodes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sinusoids:
+class Sinusoids(_Batches):
     """An endless iterable of batches of regression tasks: y = a sin(x − b), a in [0.1, 5], b in [0, π], x in [−5, 5].
 
     Finn et al. 2017, Section 5.1. Batch i depends on the seed and on i alone.
@@ -92,14 +99,7 @@ class Sinusoids:
     def __post_init__(self):
         _check_counts(self, ("shots", "queries", "tasks"))
 
-    def __iter__(self) -> Iterator[tuple[Episode]]:
-        index = 0
-        while True:
-            yield (self.batch(index),)
-            index += 1
-
     def batch(self, index: int) -> Episode:
-        """Batch number `index`."""
         draw = np.random.default_rng((self.seed, index))
         amplitude = draw.uniform(0.1, 5, (self.tasks, 1, 1))
         phase = draw.uniform(0, np.pi, (self.tasks, 1, 1))
