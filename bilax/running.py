@@ -29,7 +29,7 @@ CHUNK_SECONDS = 0.5
 """how often a person sees something"""
 CAPACITY = 1 << 16
 """outer steps in one chunk at the most: bounds the buffers that hold its history"""
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 16 << 20
 """of data that are on the device ahead of time"""
 
 
@@ -231,7 +231,7 @@ class _Reader:
         self.queue.put(None)
 
     def take(self, count: int) -> tuple[int, PyTree]:
-        """Up to `count` batches, stacked and filled up to the capacity so that the shape never changes."""
+        """Up to `count` batches, stacked in front of room for the capacity, so that the shape never changes."""
         taken = []
         while len(taken) < count and not self.ended:
             batch = self.queue.get()
@@ -244,8 +244,13 @@ class _Reader:
         if not taken:
             return 0, None
         self.last = taken[-1]
-        filled = taken + [self.last] * (self.capacity - len(taken))
-        return len(taken), jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
+        return len(taken), jax.tree.map(self._stack, *taken)
+
+    def _stack(self, *leaves: Any) -> np.ndarray:
+        first = np.asarray(leaves[0])
+        room = np.empty((self.capacity, *first.shape), first.dtype)
+        np.stack(leaves, out=room[: len(leaves)])
+        return room
 
     def __enter__(self) -> "_Reader":
         return self

@@ -60,7 +60,7 @@ class Table2(Target):
     methods: Annotated[tuple[str, ...], Arg(help="rows of the table")] = tuple(METHODS)
     tasks: Annotated[tuple[str, ...], Arg(help="columns: WAY-SHOTS, as 5-1 5-5 20-1")] = ()
     outer_steps: Annotated[int, Arg(help="T, outer steps at the most")] = 20_000
-    validate_every: Annotated[int, Arg(help="outer steps between validations")] = 50
+    validate_every: Annotated[int, Arg(help="outer steps between validations")] = 100
     patience: Annotated[int, Arg(help="end after so many outer steps without a better validation")] = 500
     minutes: Annotated[float, Arg(help="of training at the most, for each run")] = 20.0
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-2")
@@ -123,6 +123,9 @@ class Table2(Target):
         console.print(f"{label}, {way}-way {shots}-shot", style="bold")
         with jax.enable_x64(True):
             result = config.train()
+        if result["status"] in ("interrupted", "terminated"):
+            console.print("broken off; the same command goes on from here.")
+            raise SystemExit(130 if result["status"] == "interrupted" else 143)
         cell = {name: result[name] for name in ("status", "steps", "seconds", "k_bar")} | result["measures"]
         cell["validation"] = result["validation"]
         if not self.quick:
