@@ -228,7 +228,11 @@ def evaluate(
         found.append(np.asarray(_each_task(phi, x, z, episode), float))
         if sum(map(len, found)) >= tasks:
             break
-    scores = np.concatenate(found)
+    return interval(np.concatenate(found))
+
+
+def interval(scores: np.ndarray) -> Score:
+    """The mean of the tasks' scores with its 95 % interval."""
     return Score(float(scores.mean()), float(1.96 * scores.std(ddof=1) / np.sqrt(len(scores))), len(scores))
 
 

@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 
+import bilax
 from bilax.datasets.commands import plain_errors
 from bilax.experiments.common import Arg, Claim, Target, console, load_json, plt, save_json, show_table
 from bilax.experiments.few_shot_run import FewShot
+from bilax.experiments.single import EXIT_CODES
 
 PAPER = {
     ("Proto Net", "convnet4"): ("49.42 ± 1.84", "68.20 ± 0.66", "53.31 ± 0.89", "72.69 ± 0.74"),
@@ -123,9 +125,10 @@ class Table2(Target):
         console.print(f"{label}, {way}-way {shots}-shot", style="bold")
         with jax.enable_x64(True):
             result = config.train()
-        if result["status"] in ("interrupted", "terminated"):
+        status = bilax.Status[result["status"]]
+        if status in EXIT_CODES:
             console.print("broken off; the same command goes on from here.")
-            raise SystemExit(130 if result["status"] == "interrupted" else 143)
+            raise SystemExit(EXIT_CODES[status])
         cell = {name: result[name] for name in ("status", "steps", "seconds", "k_bar")} | result["measures"]
         cell["validation"] = result["validation"]
         if not self.quick:
@@ -179,7 +182,7 @@ class Table2(Target):
         return path
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
-        """IAPTT-GM is best; ℓ_q and truncation help. Differences within the intervals are not called."""
+        """IAPTT-GM is best; ℓ_q and truncation help. Judged by the means, with the intervals beside them."""
         claims = []
         for column in next(iter(results["cells"].values())):
             row = {label: cells[column] for label, cells in results["cells"].items()}

@@ -49,7 +49,7 @@ class Trained(NamedTuple):
 
     def adapt(self, pictures: Any, labels: Any) -> "Classifier":
         """Learns new classes from a few pictures (n, height, width, channels), bytes or numbers in [0, 1], of each."""
-        found = _prepared(pictures, self.shape, "pictures")
+        found = _prepared(pictures, self.shape)
         names, targets, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
         if len(targets) != len(found):
             raise ValueError(f"labels must name each picture: there are {len(targets)} for {len(found)} pictures.")
@@ -83,7 +83,7 @@ class Classifier(NamedTuple):
 
     def scores(self, pictures: Any) -> np.ndarray:
         """A row for each picture, a column for each of `names`."""
-        query = _prepared(pictures, self.trained.shape, "pictures")
+        query = _prepared(pictures, self.trained.shape)
         unknown = np.zeros(len(query), np.int32)
         return self.trained.answers(Episode(self.pictures, self.targets, query, unknown))
 
@@ -152,7 +152,7 @@ def omniglot_runs(trained: Trained) -> Score:
         raise DataError(f"the official test is for networks trained on omniglot, not on {trained.config.dataset}.")
     tasks = load_omniglot_runs(trained.config.folder, trained.shape[0])
     right = np.array([np.mean(np.argmax(trained.answers(task), axis=1) == task.query_targets) for task in tasks])
-    return Score(float(right.mean()), float(1.96 * right.std(ddof=1) / np.sqrt(len(right))), len(right))
+    return few_shot.interval(right)
 
 
 @dataclasses.dataclass
@@ -168,7 +168,7 @@ class Adapt:
     out: Annotated[Path, Arg(help="the table to write")] = Path("labels.csv")
 
     def main(self) -> None:
-        """Adapts, names the pictures and writes a table of file, label and share of the scores."""
+        """Adapts, names the pictures and writes a table of file, label, score and its margin over the second best."""
         with plain_errors(), jax.enable_x64(True):
             trained = _load(self.run)
             size, channels = trained.shape[0], trained.shape[2]
@@ -210,11 +210,13 @@ def _load(folder: Path) -> Trained:
         refuse(f"bilax: {error}")
 
 
-def _prepared(pictures: Any, shape: tuple[int, int, int], what: str) -> np.ndarray:
+def _prepared(pictures: Any, shape: tuple[int, int, int]) -> np.ndarray:
     array = np.asarray(pictures)
     if array.ndim != 4 or array.shape[1:] != shape or not len(array):
-        raise ValueError(f"{what} must have shape (n, {', '.join(map(str, shape))}) as in training, got {array.shape}.")
+        raise ValueError(
+            f"pictures must have shape (n, {', '.join(map(str, shape))}) as in training, got {array.shape}."
+        )
     numbers = np.asarray(array, np.float32) / np.float32(255 if array.dtype == np.uint8 else 1)
     if not np.isfinite(numbers).all():
-        raise ValueError(f"{what} must be finite numbers.")
+        raise ValueError("pictures must be finite numbers.")
     return numbers
