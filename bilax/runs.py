@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,22 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     versions = {"bilax": bilax.__version__, "jax": jax.__version__, "numpy": np.__version__}
     text = json.dumps({"config": config, "versions": versions}, indent=1, default=str)
     write_whole(folder / "config.json", text.encode())
+
+
+def check_config(folder: Path, config: dict[str, Any], free: Collection[str]) -> None:
+    """Refuses to go on with a run that was begun with other settings than these, those in `free` aside."""
+    path = folder / "config.json"
+    if not path.exists():
+        return
+    begun, now = json.loads(path.read_text())["config"], json.loads(json.dumps(config, default=str))
+    differ = [name for name in now if name in begun and name not in free and begun[name] != now[name]]
+    if differ:
+        lines = [f"  {name}: begun with {begun[name]}, now {now[name]}" for name in differ]
+        raise bilax.ConfigurationError(
+            f"the run in {folder} was begun with another configuration, so it cannot go on:\n"
+            + "\n".join(lines)
+            + "\nGive what it was begun with, or choose another --out."
+        )
 
 
 class HistoryFile:

@@ -78,7 +78,8 @@ def test_run_writes_a_folder_that_can_be_resumed_and_reported(tmp_path, capsys):
     assert len(runs.read_run(folder).history["upper"]) == 60
     np.testing.assert_array_equal(runs.read_run(folder).history["upper"][:40], record.history["upper"])
     assert run_cli("run", "toy", "--outer-steps", 60, "--out", folder, "--resume", "--rate", 0.2) == 2
-    assert "another configuration" in capsys.readouterr().err
+    assert "rate: begun with 0.1, now 0.2" in capsys.readouterr().err
+    assert json.loads((folder / "config.json").read_text())["config"]["rate"] == 0.1
 
     assert run_cli("run", "toy", "--outer-steps", 30, "--seed", 0, 1, "--out", tmp_path / "two", "--method", "rhg") == 0
     capsys.readouterr()

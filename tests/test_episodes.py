@@ -14,7 +14,7 @@ from PIL import Image
 
 from bilax.datasets import DataError
 from bilax.datasets.classes import Classes, decode, random_splits
-from bilax.datasets.episodes import Episodes, Sinusoids, load_digit_tasks
+from bilax.datasets.episodes import Episodes, Sinusoids, distort, load_digit_tasks
 from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet, read_folder
 from bilax.datasets.omniglot import SMALL, load_omniglot, load_omniglot_runs, read_omniglot, read_omniglot_runs
 from bilax.datasets.unpickling import read_pickle
@@ -419,6 +419,39 @@ def test_episodes_repeat_from_their_seed(make):
 def test_impossible_episodes_are_refused_at_the_call(options, reason):
     with pytest.raises(ValueError, match=reason):
         Episodes(numbered(), **{"queries": 2, **options})
+
+
+class Extreme(np.random.Generator):
+    """Draws every distortion, as large as can be."""
+
+    def random(self, size):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return np.zeros(size)
+
+    def uniform(self, low, high, size):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return np.full(size, high)
+
+
+def test_a_distortion_is_the_affine_map_it_says():
+    size, centre = 56, np.array([27.5, 27.5])
+    rows, columns = np.meshgrid(np.arange(size), np.arange(size), indexing="ij")
+    angle = np.deg2rad(10)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    matrix = turn @ np.array([[1, 0.3], [0.3, 1]]) * 1.2
+    for place in ([20.0, 30.0], [33.0, 24.0]):
+        blob = np.exp(-((rows - place[0]) ** 2 + (columns - place[1]) ** 2) / 8).astype(np.float32)
+        moved = distort(np.stack([blob, blob], 2)[None], Extreme(np.random.PCG64()))[0]
+        np.testing.assert_array_equal(moved[..., 0], moved[..., 1])
+        weight = moved[..., 0] / moved[..., 0].sum()
+        found = [(weight * rows).sum(), (weight * columns).sum()]
+        np.testing.assert_allclose(found, centre + np.linalg.solve(matrix, place - centre - 4), atol=0.05)
+
+
+def test_distorted_episodes_repeat_and_have_the_same_classes():
+    plain, distorted = (Episodes(numbered(), 3, 1, 2, distorted=flag).batch(0) for flag in (False, True))
+    np.testing.assert_array_equal(plain.query_targets, distorted.query_targets)
+    assert plain.query.shape == distorted.query.shape
+    assert not np.array_equal(plain.query, distorted.query)
+    np.testing.assert_array_equal(Episodes(numbered(), 3, 1, 2, distorted=True).batch(0).query, distorted.query)
 
 
 def test_sinusoids_lie_on_one_sinusoid_per_task():

@@ -21,7 +21,7 @@ from bilax.datasets import DataError
 from bilax.datasets.episodes import Episode, Sinusoids
 from bilax.experiments import few_shot
 from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
-from bilax.experiments.few_shot_run import Validation, load_learned, save_learned
+from bilax.experiments.few_shot_run import FewShot, Validation, load_learned, save_learned
 from bilax.experiments.few_shot_table import Table2
 from bilax.experiments.few_shot_use import load_trained, start_for
 from bilax.models import ConvNet4, Dense
@@ -534,9 +534,69 @@ def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
     assert [(claim.paper, claim.held) for claim in claims] == [("5-way 1-shot: IAPTT-GM is best", False)]
 
 
+def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_path, monkeypatch):
+    asked = []
+
+    def train(config):
+        asked.append(config)
+        minutes = config.minutes
+        return {
+            "status": "time_limit", "steps": 4, "seconds": 60 * minutes, "k_bar": 1, "validation": [[2, 0.5]],
+            "measures": {"test accuracy": 0.9, "± (95 %)": 0.01},
+        }  # fmt: skip
+
+    monkeypatch.setattr(FewShot, "train", train)
+
+    def run(minutes, **options):
+        methods = ("Proto Net", "IAPTT-GM + ℓ_q")
+        table = Table2(methods=methods, tasks=("5-1",), out=tmp_path, runs=tmp_path, minutes=minutes, **options)
+        table.compute()
+        return len(asked)
+
+    assert run(1.0) == 2
+    assert [config.feature_scale for config in asked] == [1.0, 2.5]
+    assert all(config.distortions and config.rotations for config in asked)
+    assert run(1.0) == 2
+    assert run(0.5) == 2
+    assert run(2.0) == 4
+    assert run(2.0, patience=7) == 6
+
+
+def test_table_2_in_small(tmp_path, capsys):
+    table = Table2(quick=True, methods=("Proto Net",), out=tmp_path)
+    cells = table.compute()["cells"]
+    assert 0.2 < cells["Proto Net"]["5-1"]["test accuracy"] < 1
+    assert [step for step, _ in cells["Proto Net"]["5-1"]["validation"]] == [20, 40, 60]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_clock_ends_a_run_and_more_time_goes_on(tmp_path):
+    def train(**options):
+        return FewShot(
+            dataset="digits", method="protonet", filters=2, queries=2, validate_every=2, validation_tasks=20,
+            test_tasks=20, out=tmp_path, json=True, **options,
+        ).train()  # fmt: skip
+
+    first = train(minutes=1e-4, outer_steps=50)
+    assert first["status"] == "time_limit"
+    assert first["steps"] < 50
+    second = train(minutes=10.0, outer_steps=4 + first["steps"])
+    assert (second["status"], second["steps"]) == ("step_limit", 4 + first["steps"])
+    assert second["seconds"] > first["seconds"]
+    np.testing.assert_array_equal(second["validation"][: len(first["validation"])], first["validation"])
+
+
+def test_the_feature_scale_is_that_of_the_features():
+    task = jax.random.normal(KEY, (4, 8, 8, 1), jnp.float32)
+    plain, scaled = (FewShot(filters=3, feature_scale=scale).learner(0).x0(task) for scale in (1.0, 2.5))
+    np.testing.assert_allclose(scaled, 2.5 * plain, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        (["--backbone", "resnet12", "--feature-scale", "2"], "--feature-scale is for convnet4"),
+        (["--feature-scale", "-1"], "and positive"),
         (["--patience", "5"], "--patience needs --validate-every"),
         (["--method", "protonets"], "did you mean protonet?"),
         (["--method", "mamml"], "did you mean maml?"),

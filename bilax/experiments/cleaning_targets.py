@@ -19,10 +19,11 @@ from bilax.experiments.common import (
     Claim,
     Target,
     console,
-    load_json,
+    file_stem,
     plt,
     save_json,
     show_table,
+    stored_results,
     to_plain,
 )
 
@@ -84,8 +85,7 @@ class Cleaning:
     def path(self) -> Path:
         """Where the numbers of this run go."""
         kind = "convex" if self.hidden == 0 else self.activation
-        label = "".join(c for c in self.method.lower() if c.isalnum() or c == "-")
-        return self.out / f"{self.data}-{label}-{kind}.json"
+        return self.out / f"{file_stem(self.data, self.method, kind)}.json"
 
     def parts(self) -> Split:
         """The data, split and corrupted."""
@@ -131,12 +131,8 @@ class Cleaning:
 
     def stored(self) -> dict[str, Any] | None:
         """The numbers of an earlier, complete run with the same settings, if there is one."""
-        if not self.path.exists():
-            return None
-        record = load_json(self.path)
-        mine = {key: to_plain(value) for key, value in dataclasses.asdict(self).items() if key not in ("folder", "out")}
-        same = all(record["config"].get(key) == value for key, value in mine.items())
-        return record["results"] if same and record["results"]["complete"] else None
+        results = stored_results(self.path, self)
+        return results if results is not None and results["complete"] else None
 
     def main(self) -> None:
         """Runs and prints the measures."""

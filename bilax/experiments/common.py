@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -152,6 +153,22 @@ def load_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         refuse(f"{path} does not exist: run the same command without --redraw first.")
     return json.loads(path.read_text())
+
+
+def stored_results(path: Path, config: Any, besides: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The results in `path` if there are any of the same settings; where files lie and `besides` may differ."""
+    if not path.exists():
+        return None
+    record = load_json(path)
+    mine = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    same = all(record["config"].get(key) == mine[key] for key in set(mine) - {"folder", "out", *besides})
+    return record["results"] if same else None
+
+
+def file_stem(*words: Any) -> str:
+    """A file name of letters, digits and dashes: "T-RHG + ℓ_q" is t-rhg-l_q."""
+    text = "-".join(map(str, words)).lower().replace("ℓ", "l")
+    return re.sub("-+", "-", re.sub(r"[^a-z0-9_.-]", "-", text)).strip("-")
 
 
 def to_plain(value: Any, digits: int = 7) -> Any:

@@ -64,8 +64,10 @@ class FewShot(Run):
     ] = "digits"
     folder: Annotated[Path | None, Arg(help="where the data set is; Omniglot is also looked for in BILAX_DATA")] = None
     rotations: Annotated[bool, Arg(help="omniglot: quarter turns of training characters as extra classes")] = False
+    distortions: Annotated[bool, Arg(help="turn, shear, scale and shift training pictures a little")] = False
     backbone: Annotated[Literal["convnet4", "resnet12"], Arg(help="for pictures")] = "convnet4"
     filters: Annotated[int | None, Arg(help="k; 32 for convnet4 and 48 for resnet12 by default")] = None
+    feature_scale: Annotated[float, Arg(help="convnet4: factor of the features at the start, learned from there")] = 1.0
     way: Annotated[int, Arg(help="N, classes per task")] = 5
     shots: Annotated[int, Arg(help="M, examples of each class to learn from (in all, for sinusoids)")] = 1
     queries: Annotated[int, Arg(help="examples of each class to be judged by (in all, for sinusoids)")] = 15
@@ -83,6 +85,7 @@ class FewShot(Run):
     minutes: Annotated[float | None, Arg(help="of training at the most")] = None
     test_tasks: Annotated[int, Arg(help="tasks of the final test at the least")] = 600
     name = "few-shot"
+    free = (*Run.free, "folder", "minutes", "patience", "test_tasks")
 
     def make_method(self) -> bilax.Method:
         recipes = {**WHOLE, "anil": bilax.ia_gm}
@@ -122,9 +125,14 @@ class FewShot(Run):
     def train(self) -> dict[str, Any]:
         """Runs the first seed, going on where an earlier run in --out was broken off, and returns its result."""
         assert self.out is not None
-        config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
+        before = self.out / "result.json"
+        seconds = json.loads(before.read_text())["seconds"] if before.exists() else 0.0
+        left = None if self.minutes is None else self.minutes - seconds / 60
+        config = dataclasses.replace(self, resume=(self.out / "config.json").exists(), minutes=left)
         _, result = config._run_one(config.make_method(), self.seed[0], self.out)
-        return result | {"validation": json.loads((self.out / "validation.json").read_text())}
+        path = self.out / VALIDATION
+        validation = json.loads(path.read_text()) if path.exists() else []
+        return result | {"seconds": seconds + result["seconds"], "validation": validation}
 
     def callbacks(self, seed: int, folder: Path) -> list[Any]:
         if self.validate_every is None:
@@ -155,7 +163,8 @@ class FewShot(Run):
         """Tasks of one part of the classes."""
         if self.dataset == "sinusoid":
             return Sinusoids(self.shots, self.queries, tasks, seed)
-        return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed)
+        distorted = self.distortions and part == "train"
+        return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed, distorted)
 
     @functools.cached_property
     def splits(self) -> Splits:
@@ -178,6 +187,8 @@ class FewShot(Run):
             make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
             shape = self.splits.train.shape
             network = make(shape[2], self.filters or filters, key, self.method not in WHOLE)
+            if self.feature_scale != 1:
+                network = self._scaled(network)
             example, outputs = jnp.zeros((2, *shape), jnp.float32), self.way
         if self.method in MEANS:
             if self.dataset == "sinusoid" or self.penalty != "none":
@@ -188,13 +199,20 @@ class FewShot(Run):
         make_learner = few_shot.networks if self.method in WHOLE else few_shot.heads
         return make_learner(network, example, outputs, self._penalty())
 
+    def _scaled(self, network: Any) -> Any:
+        if not isinstance(network, ConvNet4) or not self.feature_scale > 0:
+            raise DataError("--feature-scale is for convnet4, and positive.")
+        return eqx.tree_at(
+            lambda n: n.blocks[-1].normalization.scale, network, replace_fn=lambda s: s * self.feature_scale
+        )
+
     def _penalty(self) -> few_shot.Penalty:
         if self.penalty == "none":
             return few_shot.no_penalty
         return LqPenalty(self.penalty_q, self.penalty_epsilon, self.penalty_weight, self.penalty == "elementwise")
 
 
-LEARNED = "learned.eqx"
+LEARNED, VALIDATION = "learned.eqx", "validation.json"
 
 
 def save_learned(folder: Path, learned: PyTree) -> None:
@@ -223,7 +241,7 @@ class Validation:
 
     def __init__(self, validate: Any, folder: Path, every: int, patience: int | None):
         self.validate, self.folder, self.every, self.patience = validate, folder, every, patience
-        self.path = folder / "validation.json"
+        self.path = folder / VALIDATION
         self.seen: list[tuple[int, float]] = []
         if self.path.exists():
             self.seen = [(int(step), float(value)) for step, value in json.loads(self.path.read_text())]

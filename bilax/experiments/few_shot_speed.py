@@ -114,8 +114,8 @@ def theirs(episode: Episode, filters: int, inner_steps: int, once: bool) -> Call
     from torch import nn  # pyright: ignore[reportMissingImports]
 
     def group(n_in):
-        conv = nn.Conv2d(n_in, filters, 3, padding=1, bias=False)
-        return conv, nn.BatchNorm2d(filters, track_running_stats=False), nn.ReLU(), nn.MaxPool2d(2)
+        norm = nn.BatchNorm2d(filters, track_running_stats=False)
+        return nn.Conv2d(n_in, filters, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2), norm
 
     channels = episode.support.shape[-1]
     body = nn.Sequential(*(layer for i in range(4) for layer in group(filters if i else channels)), nn.Flatten())

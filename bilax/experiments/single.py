@@ -19,7 +19,7 @@ import bilax
 from bilax.cli import nearest, refuse
 from bilax.experiments import convex, toy
 from bilax.experiments.common import Arg, console, plt, show_table
-from bilax.runs import HistoryFile, write_config, write_result
+from bilax.runs import HistoryFile, check_config, write_config, write_result
 
 EXIT_CODES = {bilax.Status.interrupted: 130, bilax.Status.terminated: 143}
 
@@ -58,6 +58,8 @@ class Run(abc.ABC):
     json: Annotated[bool, Arg(help="print the result as JSON and nothing else")] = False
 
     name: ClassVar[str]
+    free: ClassVar[tuple[str, ...]] = ("out", "resume", "json", "save_every", "outer_steps")
+    """options that may change when a run goes on"""
 
     @abc.abstractmethod
     def setup(self, seed: int) -> Setup:
@@ -130,6 +132,7 @@ class Run(abc.ABC):
         try:
             if not self.resume and (folder / "config.json").exists():
                 raise FileExistsError(f"{folder} already holds a run: add --resume, or choose another --out.")
+            check_config(folder, settings, self.free)
             write_config(folder, settings)
             solution = bilax.solve(
                 setup.problem, method, setup.x0, setup.y0, steps=self.outer_steps, data=setup.data, tasks=setup.tasks,
