@@ -19,7 +19,8 @@ check: $(READY)
 	$(BIN)/pyright
 
 bench: $(READY)
-	$(BIN)/bilax bench
+	$(BIN)/bilax bench speed
+	$(BIN)/bilax bench roofline
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("bilax needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'

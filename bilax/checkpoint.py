@@ -7,6 +7,7 @@ file. It is written under another name and renamed last, so a reader never sees 
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -161,10 +162,14 @@ def _sweep_partial(saving: Saving) -> None:
 
 def _forget_old(saving: Saving) -> None:
     steps = steps_saved(saving.path)
-    scores = {}
-    for step in steps:
-        scores[step] = json.loads((saving.path / f"{PREFIX}{step:09d}" / "manifest.json").read_text())["score"]
-    best = min(steps, key=lambda step: scores[step])
+
+    def score(step: int) -> float:
+        try:
+            return json.loads((saving.path / f"{PREFIX}{step:09d}" / "manifest.json").read_text())["score"]
+        except (OSError, ValueError, KeyError):
+            return math.inf
+
+    best = min(steps, key=score)
     for step in steps[: -saving.keep]:
         if step != best:
             shutil.rmtree(saving.path / f"{PREFIX}{step:09d}", ignore_errors=True)

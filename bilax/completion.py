@@ -22,6 +22,9 @@ class Completion:
                 fields = dataclasses.fields(load(place))
                 options = " ".join("--" + field.name.replace("_", "-") for field in fields)
                 cases.append(f'    "bilax {command} {name}") words="{options}" ;;')
+        for verb, (place, _) in VERBS.items():
+            options = " ".join("--" + field.name.replace("_", "-") for field in dataclasses.fields(load(place)))
+            cases.append(f'    "bilax {verb}"*) words="{options}" ;;')
         first = " ".join([*COMMANDS, *VERBS])
         lines = ["autoload -U +X bashcompinit && bashcompinit"] if self.shell == "zsh" else []
         lines += [

@@ -118,7 +118,7 @@ def solve(
 
     Without progress, callbacks, saving, an iterable and a time limit the whole run is one compiled call; with
     them it is a few, each about half a second long. Whatever happens, the solution is the last point at which φ
-    and its gradient were finite. A second call with the same problem, method and optimiser objects and the same
+    was finite. A second call with the same problem, method and optimiser objects and the same
     shapes compiles nothing.
     """
     loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record, tasks)

@@ -105,9 +105,11 @@ def drive(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int, watch: Wat
 
 def _stop(watch: Watch, state: State, history: list[History], received: list[int], began: float) -> Status | None:
     """Why the run should end here, if it should."""
+    # Callbacks first: the state is saved after a signal, and they would never see this step again.
+    by_callback = bool(watch.callbacks) and _any_callback_stops(watch, state, history)
     if received:
         return Status.interrupted if received[0] == signal.SIGINT else Status.terminated
-    if watch.callbacks and _any_callback_stops(watch, state, history):
+    if by_callback:
         return Status.stopped_by_callback
     if watch.time_limit is not None and time.monotonic() - began >= watch.time_limit:
         return Status.time_limit

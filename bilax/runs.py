@@ -37,11 +37,21 @@ class RunRecord(NamedTuple):
         return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Notes what was asked, with the versions that answer it."""
+def write_config(folder: Path, config: dict[str, Any]) -> float:
+    """Notes what was asked, with the versions that answer it, and that the run has not ended.
+
+    Returns the seconds that earlier parts of the run took, those that were killed aside.
+    """
+    path, end = folder / "config.json", folder / "result.json"
+    seconds = 0.0
+    if path.exists():
+        last = end if end.exists() else path
+        seconds = json.loads(last.read_text()).get("seconds", 0.0)
     versions = {"bilax": bilax.__version__, "jax": jax.__version__, "numpy": np.__version__}
-    text = json.dumps({"config": config, "versions": versions}, indent=1, default=str)
-    write_whole(folder / "config.json", text.encode())
+    record = {"config": config, "versions": versions, "seconds": seconds}
+    write_whole(path, json.dumps(record, indent=1, default=str).encode())
+    end.unlink(missing_ok=True)
+    return seconds
 
 
 def check_config(folder: Path, config: dict[str, Any], free: Collection[str]) -> None:
@@ -56,7 +66,7 @@ def check_config(folder: Path, config: dict[str, Any], free: Collection[str]) ->
         raise bilax.ConfigurationError(
             f"the run in {folder} was begun with another configuration, so it cannot go on:\n"
             + "\n".join(lines)
-            + "\nGive what it was begun with, or choose another --out."
+            + "\nGive what it was begun with, or choose another folder."
         )
 
 

@@ -87,7 +87,7 @@ class History(NamedTuple):
 
 
 class Solution(eqx.Module):
-    """The last point at which everything was finite, and how the run got there."""
+    """The last point at which φ was finite, and how the run got there."""
 
     x: PyTree
     y: PyTree

@@ -157,8 +157,14 @@ def test_a_run_goes_on_where_it_broke_off(tmp_path):
     assert len(seen) == 6  # another run begins at its beginning
     with pytest.raises(KeyboardInterrupt):
         cleaning.train(method, parts, y0s, outer, report=stop, saved=saved)
+    fewer = parts._replace(validation=parts.validation.take(np.arange(4)))
+    cleaning.train(method, fewer, y0s, outer, report=lambda run: seen.append(run), saved=saved)
+    assert len(seen) == 12  # and so does one with other validation data
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        cleaning.train(method, parts, y0s, outer, report=stop, saved=saved)
     run = cleaning.train(method, parts, y0s, outer, report=lambda run: seen.append(run), saved=saved)
-    assert len(seen) == 6 + 2  # four of the six recordings were kept
+    assert len(seen) == 2  # four of the six recordings were kept
     np.testing.assert_array_equal(run.x, whole_run.x)
     np.testing.assert_array_equal(run.scores.f1, whole_run.scores.f1)
     assert not saved.exists()
@@ -309,7 +315,7 @@ def test_weights_do_not_depend_on_the_scale_of_the_inputs(tiny_digits):
     assert not is_picture(data._replace(shape=(64,)))
 
 
-def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path):
+def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path, capsys):
     config = Cleaning(**SMALL, out=tmp_path)
     assert config.stored() is None
     results = config.compute()
@@ -320,8 +326,21 @@ def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path):
     assert record["config"]["method"] == "IAPTT-GM"
     assert {"bilax", "date", "jax"} <= set(record)
     assert dataclasses.replace(config, steps=6).stored() is None
-    with pytest.raises(SystemExit, match="no method 'SGD' here: known are: LS, NS"):
+    before = config.path.read_bytes()
+    assert config.compute()["curves"] == again["curves"]
+    with pytest.raises(SystemExit):
+        dataclasses.replace(config, steps=6).compute()
+    assert "complete run of other settings" in capsys.readouterr().err
+    assert config.path.read_bytes() == before
+    with pytest.raises(SystemExit):
         dataclasses.replace(config, method="SGD").compute()
+    assert "no method 'SGD' here: known are: LS, NS" in capsys.readouterr().err
+
+
+def test_a_cell_of_table_3_is_the_same_however_its_method_is_spelt():
+    table = Table3()
+    assert table.config("mnist", "iaptt-gm") == table.config("mnist", "IAPTT-GM")
+    assert table.config("mnist", "rhg").patience == 500
 
 
 def test_measures_at_the_end_and_at_the_held_out_choice():

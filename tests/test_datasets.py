@@ -320,7 +320,7 @@ def test_data_commands(empty_machine, serve, capsys, tmp_path):
     DataFetch("mnist", into=tmp_path / "own", mirror=server.address).main()
     DataCheck("mnist", folder=tmp_path / "own").main()
     assert "complete and unchanged" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="no data set 'mnits'; choose one of digits, mnist, fashion-mnist"):
+    with pytest.raises(SystemExit, match="no files of 'mnits': choose one of mnist, fashion-mnist"):
         DataCheck("mnits").main()
 
 

@@ -353,6 +353,15 @@ def test_a_folder_per_class_is_read_and_split(tmp_path):
     assert names == [split.names for split in load_folder(tmp_path, size=8)]
 
 
+def test_a_class_in_two_parts_is_refused_whatever_its_name(tmp_path):
+    for part in ("train", "val", "test"):
+        folder_of_pictures(tmp_path / part)
+        for i in range(5):
+            (tmp_path / part / f"kind{i}").rename(tmp_path / part / str(i))
+    with pytest.raises(DataError, match="the class 0 is in two of"):
+        load_folder(tmp_path, size=8)
+
+
 def test_what_is_wrong_with_a_folder_is_named(tmp_path):
     folder_of_pictures(tmp_path, 2)
     with pytest.raises(DataError, match="2 classes cannot be split"):

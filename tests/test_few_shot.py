@@ -266,7 +266,14 @@ def naive_adaptation(z, one: Episode, steps: int = 3, rate: float = 0.1):
     for _ in range(steps):
         slope = jax.grad(cross_entropy)(y, one.support, one.support_targets)
         y = jax.tree.map(lambda a, g: a - rate * g, y, slope)
-    return y, lambda y: cross_entropy(y, one.query, one.query_targets)
+
+    def judge(y):
+        body, head = y
+        features = body(jnp.concatenate([one.support, one.query]))[len(one.support) :]
+        scores = features @ head.weight + head.bias
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(scores), one.query_targets[:, None], 1))
+
+    return y, judge
 
 
 def naive_slope(name: str, z, one: Episode):
@@ -583,7 +590,20 @@ def test_the_clock_ends_a_run_and_more_time_goes_on(tmp_path):
     second = train(minutes=10.0, outer_steps=4 + first["steps"])
     assert (second["status"], second["steps"]) == ("step_limit", 4 + first["steps"])
     assert second["seconds"] > first["seconds"]
+    third = train(minutes=10.0, outer_steps=6 + first["steps"])
+    assert third["seconds"] > second["seconds"]
+    assert json.loads((tmp_path / "result.json").read_text())["seconds"] == third["seconds"]
     np.testing.assert_array_equal(second["validation"][: len(first["validation"])], first["validation"])
+
+
+@pytest.mark.parametrize("kind", ["heads", "networks"])
+def test_an_answer_depends_on_the_picture_also_where_it_is_the_only_one(kind):
+    learner = learner_of(kind, body=double(ConvNet4(1, 3, KEY)), shape=(4, 4, 1))
+    one = task(random_tasks((4, 4, 1), tasks=1), 0)
+    z, first = moved(learner.y0), one._replace(query=one.query[:1], query_targets=one.query_targets[:1])
+    second = first._replace(query=first.query + jax.random.normal(KEY, first.query.shape))
+    a, b = (few_shot.answers(learner, bilax.rhg(2, 0.1), learner.x0, z, each) for each in (first, second))
+    assert np.abs(a - b).max() > 1e-3
 
 
 def test_the_feature_scale_is_that_of_the_features():
@@ -597,6 +617,12 @@ def test_the_feature_scale_is_that_of_the_features():
     [
         (["--backbone", "resnet12", "--feature-scale", "2"], "--feature-scale is for convnet4"),
         (["--feature-scale", "-1"], "and positive"),
+        (["--way", "6"], "way=6 needs as many classes; there are 5"),
+        (["--rotations"], "--rotations is for omniglot"),
+        (["--validate-every", "0"], "--validate-every must be at least 1"),
+        (["--filters", "0"], "--filters must be at least 1"),
+        (["--meta-batch", "0"], "tasks must be a whole number"),
+        (["--outer-steps", "0"], "steps"),
         (["--patience", "5"], "--patience needs --validate-every"),
         (["--method", "protonets"], "did you mean protonet?"),
         (["--method", "mamml"], "did you mean maml?"),
@@ -612,3 +638,4 @@ def test_the_feature_scale_is_that_of_the_features():
 def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
     assert few_shot_command(*words, "--out", tmp_path / "run") == 2
     assert hint in capsys.readouterr().err
+    assert not (tmp_path / "run" / "config.json").exists()

@@ -181,6 +181,26 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
         assert_same(run(saving=saving, resume=True), whole)
 
 
+def test_a_damaged_older_checkpoint_does_not_end_a_healthy_run(tmp_path):
+    saving = bilax.Saving(tmp_path, every_steps=20)
+    run(steps=40, saving=saving)
+    damage(tmp_path / "step-000000020", "manifest cut")
+    assert_same(run(saving=saving, resume=True), run())
+
+
+def test_callbacks_see_the_step_at_which_a_signal_ends_the_run(tmp_path):
+    seen = []
+
+    def signal_once(state, history):
+        if not seen:
+            os.kill(os.getpid(), signal.SIGINT)
+        seen.append(int(state.step))
+
+    ended = run(callbacks=[signal_once])
+    assert ended.status is bilax.Status.interrupted
+    assert seen[-1] == ended.steps
+
+
 def test_a_folder_that_cannot_be_written_is_refused_at_the_call(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"cannot write to the folder.*Choose a folder"):

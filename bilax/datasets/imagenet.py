@@ -32,9 +32,8 @@ def load_mini_imagenet(folder: Path) -> Splits:
 
 def load_tiered_imagenet(folder: Path) -> Splits:
     """tieredImageNet with its official classes, from {train,val,test}_images_png.pkl and ..._labels.pkl."""
-    return _disjoint(
-        folder, [read_tiered(folder / f"{part}_images_png.pkl", folder / f"{part}_labels.pkl") for part in PARTS]
-    )
+    pairs = [(folder / f"{part}_images_png.pkl", folder / f"{part}_labels.pkl") for part in PARTS]
+    return _disjoint(folder, [read_tiered(*pair) for pair in pairs], numbered=True)
 
 
 def load_folder(folder: Path, size: int = SIZE, channels: int = 3, seed: int = 0) -> Splits:
@@ -132,10 +131,12 @@ def _read_files(groups: Mapping[str, Sequence[Path]], size: int, channels: int, 
     )
 
 
-def _disjoint(folder: Path, parts: Sequence[Classes]) -> Splits:
-    """The three parts, refused if a class name or a shape shows that they do not belong together."""
-    # tieredImageNet numbers its classes from 0 in each file, so only names can tell that a class is in two parts.
-    named = [{name for name in part.names if not name.isdigit()} for part in parts]
+def _disjoint(folder: Path, parts: Sequence[Classes], numbered: bool = False) -> Splits:
+    """The three parts, refused if a class name or a shape shows that they do not belong together.
+
+    With `numbered`, a number says nothing: tieredImageNet counts its classes from 0 in each file.
+    """
+    named = [{name for name in part.names if not (numbered and name.isdigit())} for part in parts]
     both = sorted((named[0] & named[1]) | (named[0] & named[2]) | (named[1] & named[2]))
     if both:
         raise DataError(f"{folder}: the class {both[0]} is in two of {', '.join(PARTS)}; a test class must be new.")

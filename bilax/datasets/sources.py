@@ -66,7 +66,8 @@ SOURCES = {
 def source(name: str) -> Source:
     """The data set of this name."""
     if name not in SOURCES:
-        raise DataError(f"there is no data set {name!r}; choose one of digits, {', '.join(SOURCES)}.")
+        hint = "they are part of scikit-learn" if name == "digits" else f"choose one of {', '.join(SOURCES)}"
+        raise DataError(f"there are no files of {name!r}: {hint}.")
     return SOURCES[name]
 
 

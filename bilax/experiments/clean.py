@@ -88,7 +88,7 @@ class Clean:
             classes = int(trusted.labels.max()) + 1
             check_labels(self.data, data.labels, classes)
             check_trusted(self.trusted, trusted, self.data, data, classes)
-        weights = weigh(data, trusted, self.steps, batch=self.batch, seed=self.seed)
+            weights = weigh(data, trusted, self.steps, batch=self.batch, seed=self.seed)
         write_weights(self.out, data, weights)
         suspicious = np.flatnonzero(weights.weight < 0.5)
         console.print(f"{len(suspicious)} of {len(data.labels)} labels are suspicious.")

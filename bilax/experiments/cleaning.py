@@ -268,7 +268,10 @@ def train(
     advance = jax.jit(jax.vmap(advance, in_axes=(None, 0, 0, None, None)))
     compiled = advance.lower(shared, noisy, carry, 0, 0).compile()
     # What makes one run different from another, so that no run goes on from a stranger's state.
-    tag = f"{method} {outer} {activation} {seed} {hashlib.sha256(parts.noisy.tobytes()).hexdigest()}"
+    content = hashlib.sha256()
+    for leaf in jax.tree.leaves((parts, y0s)):
+        content.update(f"{np.shape(leaf)}".encode() + np.asarray(leaf).tobytes())
+    tag = f"{method} {outer} {activation} {seed} {content.hexdigest()}"
     carry, recorded, ends = _restore(saved, tag, carry)
     paces: list[float] = []
     while True:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import bilax
-from bilax.cli import nearest
+from bilax.cli import nearest, refuse
 from bilax.datasets import load
 from bilax.datasets.commands import plain_errors
 from bilax.experiments import cleaning
@@ -20,6 +20,7 @@ from bilax.experiments.common import (
     Target,
     console,
     file_stem,
+    load_json,
     plt,
     save_json,
     show_table,
@@ -103,11 +104,18 @@ class Cleaning:
         """The method by its name."""
         known = cleaning.methods(self.inner_steps, self.step_size)
         if self.method not in known:
-            raise SystemExit(f"there is no method {self.method!r} here: {nearest(self.method, list(known))}")
+            refuse(f"there is no method {self.method!r} here: {nearest(self.method, list(known))}")
         return known[self.method]
 
     def compute(self, keep: bool = True) -> dict[str, Any]:
-        """Runs the method; stores what there is on the way and goes on from there if started again."""
+        """Runs the method; stores what there is on the way and goes on from there if started again.
+
+        A complete run of the same settings is read, one of other settings is not overwritten.
+        """
+        if keep and (found := self.stored()) is not None:
+            return found
+        if keep and self.path.exists() and load_json(self.path)["results"]["complete"]:
+            refuse(f"{self.path} holds a complete run of other settings: choose another --out, or remove it.")
         method, parts = self.chosen_method(), self.parts()
         outer = Outer(self.steps, self.rate, self.z_rate, self.z_decay, self.every, self.batch, self.patience)
 
@@ -248,7 +256,7 @@ class Table3(Target):
             quick = {"inner_steps": 10, "step_size": 0.15, "steps": 150, "z_rate": 1.4e-3, "seeds": 2}
             quick["sizes"] = None if data == "digits" else (1000, 1000, 1000, 2000)
         base = Cleaning(data, self.folder, method, self.activation, steps=self.steps, seeds=self.seeds, seed=self.seed)
-        patience = None if method == "IAPTT-GM" else 500
+        patience = None if base.method == "IAPTT-GM" else 500
         return dataclasses.replace(base, out=self.out / self.name, **{"patience": patience, **quick})
 
     def compute(self) -> dict[str, Any]:
@@ -262,9 +270,9 @@ class Table3(Target):
         for method in self.methods:
             config = self.config(data, method)
             try:
-                runs[method] = (None if self.quick else config.stored()) or config.compute(keep=not self.quick)
+                runs[config.method] = config.compute(keep=not self.quick)
             except FloatingPointError as error:
-                runs[method] = {"failed": str(error)}
+                runs[config.method] = {"failed": str(error)}
         config = self.config(data, "IAPTT-GM")
         parts = config.parts()
         y0s = config.networks(parts)
@@ -322,7 +330,7 @@ def draw_curves(runs: dict[str, Any], title: str, path: Path) -> Path:
         axes[1].axhline(100 * np.mean(run["test"][-1]), color="gray", linestyle=style, linewidth=1.2, label=name)
     for axis, (measure, label, _) in zip(axes, panels, strict=True):
         axis.set(xlabel="outer step", title=label)
-        if measure != "upper":
+        if measure in lows and measure != "upper":
             axis.set_ylim(bottom=min(lows[measure]) - 3)
     axes[0].set_yscale("log")
     handles, labels = axes[1].get_legend_handles_labels()

@@ -110,7 +110,7 @@ def networks(network: Network, example: Array, outputs: int, penalty: Penalty = 
 
     def predict(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Array:
         body, head = y
-        return head(body(task.query))
+        return head(_features(body, task).query)
 
     def lower(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
         body, head = y

@@ -44,7 +44,8 @@ TEST_BATCH = 20
 class FewShot(Run):
     """N-way M-shot learning: a shared representation, and one linear classifier per task (the paper's Section 4.2).
 
-    Methods are protonet, relation-net, maml, fomaml, reptile, anil (which is ia-gm) and those of the other experiments.
+    Methods are protonet, relation-net, maml, fomaml, reptile, anil (which is ia-gm) and iaptt-gm, ia-gm, ia-gm-a, rhg,
+    t-rhg, fhg, bda, ls, ns.
     The first two's follower is solved by one step whatever K and α are. Training, validation and test classes differ;
     the result is the mean over test tasks with its 95 % interval, for what did best in validation (every
     --validate-every outer steps; the run ends after --patience steps without a better one).
@@ -82,7 +83,7 @@ class FewShot(Run):
     validate_every: Annotated[int | None, Arg(help="outer steps between validations; none by default")] = None
     validation_tasks: Annotated[int, Arg(help="tasks of each validation at the least")] = 200
     patience: Annotated[int | None, Arg(help="end after so many outer steps without a better validation")] = None
-    minutes: Annotated[float | None, Arg(help="of training at the most")] = None
+    minutes: Annotated[float | None, Arg(help="of training at the most, what was done before --resume included")] = None
     test_tasks: Annotated[int, Arg(help="tasks of the final test at the least")] = 600
     name = "few-shot"
     free = (*Run.free, "folder", "minutes", "patience", "test_tasks")
@@ -95,6 +96,15 @@ class FewShot(Run):
             refuse(f"bilax run {self.name}: unknown method '{self.method}': {nearest(self.method, known)}")
         if self.start == "warm":
             refuse(f"bilax run {self.name}: --start warm has no meaning for tasks that change; use fixed or auxiliary.")
+        for name in ("filters", "validate_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = name.replace("_", "-")
+                refuse(f"bilax run {self.name}: --{option} must be at least 1, got {value}.")
+        if self.rotations and self.dataset != "omniglot":
+            refuse(f"bilax run {self.name}: --rotations is for omniglot.")
+        if self.distortions and self.dataset == "sinusoid":
+            refuse(f"bilax run {self.name}: --distortions is for pictures.")
         if self.patience is not None and self.validate_every is None:
             refuse(f"bilax run {self.name}: --patience needs --validate-every.")
         if self.method in MEANS:
@@ -110,14 +120,19 @@ class FewShot(Run):
     def setup(self, seed: int) -> Setup:
         try:
             learner = self.learner(seed)
-            data = self.batches("train", seed, self.meta_batch or (2 if self.backbone == "resnet12" else 4))
+            tasks = self.meta_batch if self.meta_batch is not None else 2 if self.backbone == "resnet12" else 4
+            data = self.batches("train", seed, tasks)
+            # What is wrong with the others should be told now, not after training.
+            self.batches("test", TEST_SEED, TEST_BATCH)
+            if self.validate_every is not None:
+                self.batches("validation", VALIDATION_SEED, TEST_BATCH)
         except ValueError as error:
             refuse(f"bilax run {self.name}: {error}")
         return Setup(learner.problem, learner.x0, learner.y0, data, tasks=True)
 
     def saving(self, folder: Path) -> bilax.Saving:
         # Chunks end where a checkpoint is due, so validations fall on the same steps in every run.
-        return super().saving(folder) if self.validate_every is None else bilax.Saving(folder, self.validate_every)
+        return dataclasses.replace(super().saving(folder), every_steps=self.validate_every)
 
     def time_limit(self) -> float | None:
         return None if self.minutes is None else 60 * self.minutes
@@ -125,14 +140,11 @@ class FewShot(Run):
     def train(self) -> dict[str, Any]:
         """Runs the first seed, going on where an earlier run in --out was broken off, and returns its result."""
         assert self.out is not None
-        before = self.out / "result.json"
-        seconds = json.loads(before.read_text())["seconds"] if before.exists() else 0.0
-        left = None if self.minutes is None else self.minutes - seconds / 60
-        config = dataclasses.replace(self, resume=(self.out / "config.json").exists(), minutes=left)
+        config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
         _, result = config._run_one(config.make_method(), self.seed[0], self.out)
         path = self.out / VALIDATION
         validation = json.loads(path.read_text()) if path.exists() else []
-        return result | {"seconds": seconds + result["seconds"], "validation": validation}
+        return result | {"validation": validation}
 
     def callbacks(self, seed: int, folder: Path) -> list[Any]:
         if self.validate_every is None:
@@ -186,7 +198,8 @@ class FewShot(Run):
         else:
             make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
             shape = self.splits.train.shape
-            network = make(shape[2], self.filters or filters, key, self.method not in WHOLE)
+            filters = filters if self.filters is None else self.filters
+            network = make(shape[2], filters, key, self.method not in WHOLE)
             if self.feature_scale != 1:
                 network = self._scaled(network)
             example, outputs = jnp.zeros((2, *shape), jnp.float32), self.way

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
+import numpy as np
 
 import bilax
+from bilax.cli import refuse
 from bilax.datasets.commands import plain_errors
 from bilax.experiments.common import Arg, Claim, Target, console, file_stem, plt, save_json, show_table, stored_results
 from bilax.experiments.few_shot_run import MEANS, WHOLE, FewShot
@@ -81,7 +83,7 @@ class Table2(Target):
         try:
             return [(int(way), int(shots)) for way, shots in (task.split("-") for task in self.tasks or default)]
         except ValueError:
-            raise SystemExit(f"--tasks must be such as 5-1 20-1, got {' '.join(self.tasks)}.") from None
+            refuse(f"--tasks must be such as 5-1 20-1, got {' '.join(self.tasks)}.")
 
     def config(self, label: str, way: int, shots: int) -> FewShot:
         """The settings of one cell."""
@@ -90,9 +92,9 @@ class Table2(Target):
         sizes["filters"] = self.filters or (64 if omniglot else None)
         if self.quick:
             sizes = {"outer_steps": 60, "validate_every": 20, "validation_tasks": 40, "test_tasks": 100, "filters": 8}
-        extra = OMNIGLOT if omniglot else {}
+        extra: dict[str, Any] = dict(OMNIGLOT) if omniglot else {}
         if omniglot and self.backbone == "convnet4" and METHODS[label]["method"] not in (*WHOLE, *MEANS):
-            extra = extra | {"feature_scale": OMNIGLOT_SCALE}
+            extra["feature_scale"] = OMNIGLOT_SCALE
         return FewShot(
             **METHODS[label], **sizes, **extra, dataset=self.dataset, folder=self.folder, way=way, shots=shots,
             backbone=self.backbone, patience=self.patience, minutes=self.minutes, seed=(self.seed,),
@@ -100,7 +102,8 @@ class Table2(Target):
         )  # fmt: skip
 
     def _stem(self, label: str, way: int, shots: int) -> str:
-        return file_stem(self.dataset, self.backbone, f"{way}way", f"{shots}shot", label)
+        other = [f"seed{self.seed}"] if self.seed else []
+        return file_stem(self.dataset, self.backbone, f"{way}way", f"{shots}shot", label, *other)
 
     def compute(self) -> dict[str, Any]:
         """Every cell, the first column first."""
@@ -113,7 +116,7 @@ class Table2(Target):
     def _all(self) -> dict[str, Any]:
         unknown = set(self.methods) - set(METHODS)
         if unknown:
-            raise SystemExit(f"unknown methods {', '.join(sorted(unknown))}; known are {', '.join(METHODS)}.")
+            refuse(f"unknown methods {', '.join(sorted(unknown))}; known are {', '.join(METHODS)}.")
         cells: dict[str, dict[str, Any]] = {label: {} for label in self.methods}
         with plain_errors():
             for way, shots in self.columns():
@@ -175,9 +178,9 @@ class Table2(Target):
         figure, axes = pyplot.subplots(1, len(columns), figsize=(4 * len(columns), 3.6), squeeze=False, sharey=True)
         for axis, column, title in zip(axes[0], columns, titles, strict=True):
             for label, row in cells.items():
-                steps, values = zip(*row[column]["validation"], strict=True)
+                curve = np.reshape(row[column]["validation"], (-1, 2))
                 style = {"lw": 2.2} if label == "IAPTT-GM" else {"lw": 1.1}
-                axis.plot(steps, [100 * v for v in values], label=label, **style)
+                axis.plot(curve[:, 0], 100 * curve[:, 1], label=label, **style)
             axis.set(title=title, xlabel="outer step")
         axes[0, 0].set_ylabel("validation accuracy (%)")
         axes[0, -1].legend(fontsize=6, ncols=2)

@@ -111,7 +111,7 @@ class Run(abc.ABC):
         offered: dict[str, Any] = {
             "inner_steps": self.inner_steps,
             "step_size": self.step_size,
-            "window": self.window or max(1, self.inner_steps // 2),
+            "window": max(1, self.inner_steps // 2) if self.window is None else self.window,
             "mu": self.mu,
             "terms": self.terms,
             "max_steps": self.terms,
@@ -128,22 +128,27 @@ class Run(abc.ABC):
         setup = self.setup(seed)
         make = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer]
         settings = dataclasses.asdict(self) | {"experiment": self.name, "seed": seed, "out": str(folder)}
-        began = time.perf_counter()
+        began, new = time.perf_counter(), not (folder / "config.json").exists()
         try:
-            if not self.resume and (folder / "config.json").exists():
+            if not (self.resume or new):
                 raise FileExistsError(f"{folder} already holds a run: add --resume, or choose another --out.")
             check_config(folder, settings, self.free)
-            write_config(folder, settings)
+            before = write_config(folder, settings)
+            limit = self.time_limit()
+            limit = None if limit is None else max(0.0, limit - before)
             solution = bilax.solve(
                 setup.problem, method, setup.x0, setup.y0, steps=self.outer_steps, data=setup.data, tasks=setup.tasks,
                 optimizer=make(self.rate), z_optimizer=None if self.z_rate is None else make(self.z_rate),
                 key=jax.random.key(seed), progress=not self.json,
                 callbacks=[HistoryFile(folder), *self.callbacks(seed, folder)],
-                saving=self.saving(folder / "checkpoints"), resume=self.resume, time_limit=self.time_limit(),
+                saving=self.saving(folder / "checkpoints"), resume=self.resume, time_limit=limit,
             )  # fmt: skip
-        except (OSError, bilax.ConfigurationError) as error:
+        except (OSError, ValueError) as error:
+            if new:
+                # Nothing has been done yet, and the corrected command should not find a run here.
+                (folder / "config.json").unlink(missing_ok=True)
             refuse(f"bilax run {self.name}: {error}")
-        seconds = time.perf_counter() - began
+        seconds = before + time.perf_counter() - began
         return solution, write_result(
             folder, solution, {"seconds": seconds, "measures": self.measures(solution, folder)}
         )
