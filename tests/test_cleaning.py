@@ -343,6 +343,14 @@ def test_a_cell_of_table_3_is_the_same_however_its_method_is_spelt():
     assert table.config("mnist", "rhg").patience == 500
 
 
+def test_table_3_says_which_cells_have_not_been_run(tmp_path, capsys):
+    table = Table3(out=tmp_path, redraw=True)
+    results = table.stored()
+    assert table.show(results) == []
+    assert table.claims(results) == []
+    assert capsys.readouterr().out.count("not run") == 18
+
+
 def test_measures_at_the_end_and_at_the_held_out_choice():
     curves = {"held_z": [[0.5, 0.9], [0.7, 0.8]], "f1": [[0.1, 0.2], [0.3, 0.5]], "upper": [[3.0, 1.0], [1.0, 1.0]]}
     results = {"curves": curves, "steps": [10, 20]}

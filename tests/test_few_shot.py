@@ -537,11 +537,12 @@ def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "50.54 ± 0.85 | 95.00 ± 1.00" in shown
     assert "53.31 ± 0.89 | –" in shown
+    assert "60.71 ± 0.77 | –" in shown
     claims = target.claims({"cells": cells})
     assert [(claim.paper, claim.held) for claim in claims] == [("5-way 1-shot: IAPTT-GM is best", False)]
 
 
-def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_path, monkeypatch):
+def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_path, monkeypatch, capsys):
     asked = []
 
     def train(config):
@@ -567,6 +568,13 @@ def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_pat
     assert run(0.5) == 2
     assert run(2.0) == 4
     assert run(2.0, patience=7) == 6
+    again = Table2(tasks=("5-1",), out=tmp_path, runs=tmp_path, redraw=True, patience=7)
+    results = again.stored()
+    assert len(asked) == 6
+    assert [label for label, row in results["cells"].items() if row] == ["IAPTT-GM + ℓ_q", "Proto Net"]
+    assert again.show(results) == [tmp_path / "table-2.png"]
+    assert again.claims(results) == []
+    assert capsys.readouterr().out.count("not run") == 10
 
 
 def test_table_2_in_small(tmp_path, capsys):

@@ -198,25 +198,25 @@ def show_rows(title: str, data: str, runs: dict[str, dict[str, Any]]) -> None:
     """Prints ours at the last iterate beside the paper's numbers, then what else there is to know of each run."""
     measures, details = [], []
     for name, results in runs.items():
-        if "failed" in results:
-            measures.append((name, "broke off", "", "", ""))
-            details.append((name, "", "", "", "", ""))
+        paper = "{:.2f}, {:.2f}".format(*PAPER[data][name]) if name in PAPER.get(data, {}) else ""
+        if "missing" in results:
+            measures.append((name, results["missing"], "", "", paper))
         elif "test" in results:
             last, best = 100 * np.asarray(results["test"])[-1], np.argmax(results["held"], axis=0)
             chosen = 100 * np.asarray(results["test"])[best, np.arange(len(best))].mean()
             measures.append((name, _spread(float(last.mean()), _deviation(last)), "", "", ""))
             details.append((name, "", "", f"{chosen:.2f}", "", ""))
         else:
-            paper = PAPER.get(data, {}).get(name)
             at_last = [_spread(*at_end(results, measure)) for measure in ("test_z", "test_y", "f1")]
-            measures.append((name, *at_last, f"{paper[0]:.2f}, {paper[1]:.2f}" if paper else ""))
+            measures.append((name, *at_last, paper))
             precision, recall = (f"{at_end(results, measure)[0]:.2f}" for measure in ("precision", "recall"))
             chosen = f"{at_chosen(results, 'test_z'):.2f}, {at_chosen(results, 'f1'):.2f}"
             steps = f"{results['steps'][-1]}{'' if results['complete'] else ' so far'}"
             details.append((name, precision, recall, chosen, f"{results['seconds']:.2f}", steps))
     show_table(title, ("method", "accuracy at z", "at y_K", "F1", "paper: acc., F1"), measures)
     columns = ("method", "precision", "recall", "held-out choice: acc. at z, F1", "s/step", "T")
-    show_table("", columns, details)
+    if details:
+        show_table("", columns, details)
 
 
 def _spread(mean: float, deviation: float) -> str:
@@ -225,6 +225,22 @@ def _spread(mean: float, deviation: float) -> str:
 
 def _deviation(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+PLAIN = ("noisy data", "validation alone")
+"""What no cleaning gives."""
+
+
+def train_plainly(config: Cleaning, label: str) -> dict[str, Any]:
+    """A network trained on the data that the label names, by the settings of a run on the same data."""
+    parts = config.parts()
+    y0s = config.networks(parts)
+    if label == "noisy data":
+        inputs, labels = parts.train.inputs, parts.noisy
+    else:
+        inputs = parts.validation.inputs
+        labels = np.broadcast_to(parts.validation.labels, (config.seeds, len(parts.validation.labels)))
+    return cleaning.train_plainly(inputs, labels, parts, y0s, config.activation)
 
 
 @dataclasses.dataclass
@@ -272,20 +288,36 @@ class Table3(Target):
             try:
                 runs[config.method] = config.compute(keep=not self.quick)
             except FloatingPointError as error:
-                runs[config.method] = {"failed": str(error)}
-        config = self.config(data, "IAPTT-GM")
-        parts = config.parts()
-        y0s = config.networks(parts)
-        clean = np.broadcast_to(parts.validation.labels, (config.seeds, len(parts.validation.labels)))
-        runs["noisy data"] = cleaning.train_plainly(parts.train.inputs, parts.noisy, parts, y0s, self.activation)
-        runs["validation alone"] = cleaning.train_plainly(parts.validation.inputs, clean, parts, y0s, self.activation)
+                runs[config.method] = {"missing": "broke off", "reason": str(error)}
+        for label in PLAIN:
+            path, config = self._plain(data, label)
+            runs[label] = (None if self.quick else stored_results(path, config)) or train_plainly(config, label)
+            if not self.quick:
+                save_json(path, config, runs[label])
         return runs
+
+    def stored(self) -> dict[str, Any]:
+        """The cells that have been computed."""
+        if self.quick:
+            return super().stored()
+        rows = {}
+        for data in self.data:
+            cells = {method: self.config(data, method).stored() for method in self.methods}
+            cells |= {label: stored_results(*self._plain(data, label)) for label in PLAIN}
+            rows[data] = {name: {"missing": "not run"} if cell is None else cell for name, cell in cells.items()}
+        return rows
+
+    def _plain(self, data: str, label: str) -> tuple[Path, Cleaning]:
+        config = self.config(data, "IAPTT-GM")
+        return config.out / f"{file_stem(data, label, self.activation)}.json", config
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         """A table for each data set, the curves, and the pictures with the lowest and the highest weights."""
         paths = []
         for data, runs in results.items():
             show_rows(f"hyper-cleaning of {data}, per cent", data, runs)
+            if not any("curves" in run for run in runs.values()):
+                continue
             paths.append(draw_curves(runs, f"hyper-cleaning of {data}", self.figure_path(f"-{data}-curves")))
             first = next(iter(runs.values()))
             if first.get("extremes"):
@@ -300,7 +332,7 @@ class Table3(Target):
         methods = {name: run for name, run in runs.items() if "curves" in run}
         for index, (label, measure) in enumerate((("accuracy at z", "test_z"), ("F1", "f1"))):
             values = {name: at_end(run, measure)[0] for name, run in methods.items()}
-            best = max(values, key=lambda name: values[name])
+            best = max(values, key=lambda name: values[name], default=None)
             ours = values.get("IAPTT-GM")
             if ours is None:
                 continue

@@ -64,16 +64,26 @@ class Target(abc.ABC):
 
     def main(self) -> None:
         """Computes or reads the numbers, then shows them."""
-        path = self.out / f"{self.name}{'-quick' if self.quick else ''}.json"
+        written = []
         if self.redraw:
-            results = load_json(path)["results"]
+            results = self.stored()
         else:
             results = self.compute()
-            save_json(path, self, results)
-        figures = self.show(results)
+            save_json(self.path, self, results)
+            written.append(self.path)
+        written += self.show(results)
         show_claims(self.claims(results), self.claimant)
-        for written in [path, *figures]:
-            console.print(f"wrote {written}", style="dim", soft_wrap=True)
+        for path in written:
+            console.print(f"wrote {path}", style="dim", soft_wrap=True)
+
+    @property
+    def path(self) -> Path:
+        """Where the numbers go."""
+        return self.out / f"{self.name}{'-quick' if self.quick else ''}.json"
+
+    def stored(self) -> dict[str, Any]:
+        """The numbers of an earlier run."""
+        return load_json(self.path)["results"]
 
     def figure_path(self, suffix: str = "") -> Path:
         """Where a figure of this target goes."""

@@ -113,6 +113,10 @@ class Table2(Target):
                 return dataclasses.replace(self, dataset="digits", folder=None, runs=Path(folder))._all()
         return self._all()
 
+    def stored(self) -> dict[str, Any]:
+        """The cells that have been computed, however long they were given."""
+        return super().stored() if self.quick else dataclasses.replace(self, minutes=0.0)._all()
+
     def _all(self) -> dict[str, Any]:
         unknown = set(self.methods) - set(METHODS)
         if unknown:
@@ -121,15 +125,19 @@ class Table2(Target):
         with plain_errors():
             for way, shots in self.columns():
                 for label in self.methods:
-                    cells[label][f"{way}-{shots}"] = self._cell(label, way, shots)
+                    cell = self._cell(label, way, shots)
+                    if cell is not None:
+                        cells[label][f"{way}-{shots}"] = cell
         return {"dataset": self.dataset, "backbone": self.backbone, "cells": cells}
 
-    def _cell(self, label: str, way: int, shots: int) -> dict[str, Any]:
+    def _cell(self, label: str, way: int, shots: int) -> dict[str, Any] | None:
         config = self.config(label, way, shots)
         path = self.out / self.name / f"{self._stem(label, way, shots)}.json"
         found = None if self.quick else stored_results(path, config, ("minutes",))
         if found is not None and (found["status"] != "time_limit" or found["seconds"] >= 60 * self.minutes):
             return found
+        if self.redraw:
+            return None
         console.print(f"{label}, {way}-way {shots}-shot", style="bold")
         with jax.enable_x64(True):
             result = config.train()
@@ -146,14 +154,15 @@ class Table2(Target):
     def show(self, results: dict[str, Any]) -> list[Path]:
         """Ours, then the paper's table with what is missing, and the validation curves."""
         cells = results["cells"]
-        columns = list(next(iter(cells.values())))
+        columns = _columns(cells)
         titles = [f"{c.split('-')[0]}-way {c.split('-')[1]}-shot" for c in columns]
-        rows = [[label, *(_accuracy(row[c]) for c in columns)] for label, row in cells.items()]
+        rows = [[label, *(_accuracy(row.get(c)) for c in columns)] for label, row in cells.items()]
         show_table(f"test accuracy on {results['dataset']}, {results['backbone']}, per cent", ["method", *titles], rows)
         details = [
-            [label, title, cell["steps"], f"{cell['seconds'] / 60:.1f}", cell["status"]]
+            [label, title, row[c]["steps"], f"{row[c]['seconds'] / 60:.1f}", row[c]["status"]]
             for label, row in cells.items()
-            for title, cell in zip(titles, row.values(), strict=True)
+            for title, c in zip(titles, columns, strict=True)
+            if c in row
         ]
         show_table("how each run ended", ["method", "task", "outer steps", "minutes", "status"], details)
         self._show_paper(results)
@@ -166,7 +175,7 @@ class Table2(Target):
             ours = ["–"] * 4
             row = results["cells"].get(label, {})
             if here is not None and backbone == results["backbone"]:
-                ours[here : here + 2] = [_accuracy(row[c]) if c in row else "not run" for c in ("5-1", "5-5")]
+                ours[here : here + 2] = [_accuracy(row.get(c)) for c in ("5-1", "5-5")]
             rows.append([label, backbone, *(f"{p} | {o}" for p, o in zip(values, ours, strict=True))])
         headers = ["mini 1-shot", "mini 5-shot", "tiered 1-shot", "tiered 5-shot"]
         show_table("Table 2 of the paper, 5-way: paper | ours", ["method", "backbone", *headers], rows)
@@ -178,6 +187,8 @@ class Table2(Target):
         figure, axes = pyplot.subplots(1, len(columns), figsize=(4 * len(columns), 3.6), squeeze=False, sharey=True)
         for axis, column, title in zip(axes[0], columns, titles, strict=True):
             for label, row in cells.items():
+                if column not in row:
+                    continue
                 curve = np.reshape(row[column]["validation"], (-1, 2))
                 style = {"lw": 2.2} if label == "IAPTT-GM" else {"lw": 1.1}
                 axis.plot(curve[:, 0], 100 * curve[:, 1], label=label, **style)
@@ -192,8 +203,8 @@ class Table2(Target):
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         """IAPTT-GM is best; ℓ_q and truncation help. Judged by the means, with the intervals beside them."""
         claims = []
-        for column in next(iter(results["cells"].values())):
-            row = {label: cells[column] for label, cells in results["cells"].items()}
+        for column in _columns(results["cells"]):
+            row = {label: cells[column] for label, cells in results["cells"].items() if column in cells}
             if "IAPTT-GM" not in row:
                 continue
             other = max(
@@ -213,9 +224,15 @@ class Table2(Target):
         return claims
 
 
+def _columns(cells: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(column for row in cells.values() for column in row))
+
+
 def _mean(cell: dict[str, Any]) -> float:
     return cell["test accuracy"]
 
 
-def _accuracy(cell: dict[str, Any]) -> str:
+def _accuracy(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "not run"
     return f"{100 * cell['test accuracy']:.2f} ± {100 * cell['± (95 %)']:.2f}"

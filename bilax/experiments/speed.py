@@ -158,8 +158,8 @@ def _percent(found: dict[str, Any]) -> str:
 
 
 def _watched(run: Callable[..., Any], pairs: int) -> dict[str, Any]:
-    """Seconds without and with progress, medians; the median of what progress adds, pair by pair, with its 95 % interval;
-    and the share of a watched run outside its compiled steps, far less noisy but blind to what may slow these down."""
+    """Seconds without and with progress, medians; the median of what progress adds, pair by pair, with its 95 %
+    interval; and the share of a watched run outside its compiled steps, less noisy but blind to what slows these."""
     inside = 0.0
 
     def timed(compiled):
