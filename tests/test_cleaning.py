@@ -17,7 +17,15 @@ from bilax.datasets import Examples, find, load
 from bilax.experiments import cleaning
 from bilax.experiments.clean import Clean, demo, is_picture, weigh
 from bilax.experiments.cleaning import Batch, Outer, Split
-from bilax.experiments.cleaning_targets import Cleaning, Figure3Right, Table3, at_chosen, at_end, steps_to
+from bilax.experiments.cleaning_targets import (
+    Cleaning,
+    Figure3Right,
+    Table3,
+    at_chosen,
+    at_end,
+    steps_to,
+    train_plainly,
+)
 from bilax.experiments.roofline import roofline
 
 
@@ -343,12 +351,26 @@ def test_a_cell_of_table_3_is_the_same_however_its_method_is_spelt():
     assert table.config("mnist", "rhg").patience == 500
 
 
+def test_plain_training_leaves_out_what_has_no_label():
+    parts, y0s = blobs(2), networks(2)
+    half = np.arange(len(parts.train.labels)) % 2 == 0
+    masked = cleaning.train_plainly(parts.train.inputs, np.where(half, parts.noisy, -1), parts, y0s, steps=50)
+    fewer = cleaning.train_plainly(parts.train.inputs[half], parts.noisy[:, half], parts, y0s, steps=50)
+    np.testing.assert_allclose(masked["test"], fewer["test"], atol=0.02)
+
+
+def test_knowing_the_wrong_labels_is_worth_something():
+    config = Cleaning(seeds=2)
+    noisy, ceiling = (train_plainly(config, label)["test"][-1].mean() for label in ("noisy data", "validation + clean"))
+    assert ceiling > noisy + 0.1
+
+
 def test_table_3_says_which_cells_have_not_been_run(tmp_path, capsys):
     table = Table3(out=tmp_path, redraw=True)
     results = table.stored()
     assert table.show(results) == []
     assert table.claims(results) == []
-    assert capsys.readouterr().out.count("not run") == 18
+    assert capsys.readouterr().out.count("not run") == 20
 
 
 def test_measures_at_the_end_and_at_the_held_out_choice():
@@ -367,6 +389,7 @@ def test_table_3_in_small(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "IAPTT-GM is best in F1" in out
     assert "validation alone" in out
+    assert "validation + clean" in out
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["table-3-digits-curves-quick.png", "table-3-digits-weights-quick.png", "table-3-quick.json"]
     for name in names[:2]:

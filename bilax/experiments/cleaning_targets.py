@@ -202,10 +202,9 @@ def show_rows(title: str, data: str, runs: dict[str, dict[str, Any]]) -> None:
         if "missing" in results:
             measures.append((name, results["missing"], "", "", paper))
         elif "test" in results:
-            last, best = 100 * np.asarray(results["test"])[-1], np.argmax(results["held"], axis=0)
-            chosen = 100 * np.asarray(results["test"])[best, np.arange(len(best))].mean()
+            last = 100 * np.asarray(results["test"])[-1]
             measures.append((name, _spread(float(last.mean()), _deviation(last)), "", "", ""))
-            details.append((name, "", "", f"{chosen:.2f}", "", ""))
+            details.append((name, "", "", f"{100 * _at_best(results):.2f}", "", ""))
         else:
             at_last = [_spread(*at_end(results, measure)) for measure in ("test_z", "test_y", "f1")]
             measures.append((name, *at_last, paper))
@@ -219,6 +218,12 @@ def show_rows(title: str, data: str, runs: dict[str, dict[str, Any]]) -> None:
         show_table("", columns, details)
 
 
+def _at_best(results: dict[str, Any]) -> float:
+    """The test accuracy of a plain training where each seed's held-out accuracy was best, mean over the seeds."""
+    best = np.argmax(results["held"], axis=0)
+    return float(np.asarray(results["test"])[best, np.arange(len(best))].mean())
+
+
 def _spread(mean: float, deviation: float) -> str:
     return f"{mean:.2f} ± {deviation:.2f}"
 
@@ -227,19 +232,23 @@ def _deviation(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
-PLAIN = ("noisy data", "validation alone")
-"""What no cleaning gives."""
+PLAIN = ("noisy data", "validation alone", "validation + clean")
+"""What no cleaning gives; and, as a ceiling, what knowing every wrong label would give."""
 
 
 def train_plainly(config: Cleaning, label: str) -> dict[str, Any]:
     """A network trained on the data that the label names, by the settings of a run on the same data."""
     parts = config.parts()
     y0s = config.networks(parts)
-    if label == "noisy data":
-        inputs, labels = parts.train.inputs, parts.noisy
-    else:
-        inputs = parts.validation.inputs
-        labels = np.broadcast_to(parts.validation.labels, (config.seeds, len(parts.validation.labels)))
+    trusted = np.broadcast_to(parts.validation.labels, (config.seeds, len(parts.validation.labels)))
+    # -1 is no class, so an example with that label counts for nothing.
+    right = np.where(parts.noisy == parts.train.labels, parts.noisy, -1)
+    both = np.concatenate([parts.validation.inputs, parts.train.inputs])
+    inputs, labels = {
+        "noisy data": (parts.train.inputs, parts.noisy),
+        "validation alone": (parts.validation.inputs, trusted),
+        "validation + clean": (both, np.concatenate([trusted, right], axis=1)),
+    }[label]
     return cleaning.train_plainly(inputs, labels, parts, y0s, config.activation)
 
 
@@ -319,6 +328,7 @@ class Table3(Target):
             if not any("curves" in run for run in runs.values()):
                 continue
             paths.append(draw_curves(runs, f"hyper-cleaning of {data}", self.figure_path(f"-{data}-curves")))
+            paths.append(draw_trade_off(runs, data, self.figure_path(f"-{data}-trade-off")))
             first = next(iter(runs.values()))
             if first.get("extremes"):
                 paths.append(draw_extremes(first["extremes"], self.figure_path(f"-{data}-weights")))
@@ -358,8 +368,9 @@ def draw_curves(runs: dict[str, Any], title: str, path: Path) -> Path:
             (line,) = axis.plot(run["steps"], values.mean(axis=1), label=name)
             axis.fill_between(run["steps"], values.min(axis=1), values.max(axis=1), color=line.get_color(), alpha=0.15)
             lows.setdefault(measure, []).append(float(np.quantile(values.mean(axis=1), 0.1)))
-    for (name, run), style in zip(((n, r) for n, r in runs.items() if "test" in r), (":", "--"), strict=False):
-        axes[1].axhline(100 * np.mean(run["test"][-1]), color="gray", linestyle=style, linewidth=1.2, label=name)
+    for (name, run), style in zip(((n, r) for n, r in runs.items() if "test" in r), (":", "--", "-."), strict=False):
+        chosen = f"{name},\nheld-out choice"
+        axes[1].axhline(100 * _at_best(run), color="gray", linestyle=style, linewidth=1.2, label=chosen)
     for axis, (measure, label, _) in zip(axes, panels, strict=True):
         axis.set(xlabel="outer step", title=label)
         if measure in lows and measure != "upper":
@@ -368,6 +379,31 @@ def draw_curves(runs: dict[str, Any], title: str, path: Path) -> Path:
     handles, labels = axes[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")
     figure.suptitle(title)
+    return _saved(figure, path)
+
+
+def draw_trade_off(runs: dict[str, Any], data: str, path: Path) -> Path:
+    """Accuracy at z against F1 along each run, means over the seeds, with the paper's end points and the ceiling."""
+    pyplot = plt()
+    figure, axis = pyplot.subplots(figsize=(6, 4.2))
+    ends = []
+    for name, run in runs.items():
+        if "curves" in run:
+            accuracy, f1 = (100 * np.mean(run["curves"][measure], axis=1) for measure in ("test_z", "f1"))
+            (line,) = axis.plot(accuracy, f1, label=name, linewidth=1)
+            axis.plot(accuracy[-1], f1[-1], "o", color=line.get_color())
+            ends.append((accuracy[-1], f1[-1]))
+            if name in PAPER.get(data, {}):
+                ends.append(PAPER[data][name])
+                axis.plot(*PAPER[data][name], "x", color=line.get_color())
+    for (name, run), style in zip(((n, r) for n, r in runs.items() if "test" in r), (":", "--", "-."), strict=False):
+        axis.axvline(
+            100 * _at_best(run), color="gray", linestyle=style, linewidth=1.2, label=f"{name}, held-out choice"
+        )
+    low = np.min(ends, axis=0)
+    axis.set(xlabel="test accuracy at z (%)", ylabel="F1 (%)", xlim=(low[0] - 4, None), ylim=(low[1] - 6, None))
+    axis.set_title(f"{data}: along each run to its end (dot); the paper's end (cross)", fontsize=9)
+    axis.legend(fontsize=7, loc="lower left", frameon=True, framealpha=1)
     return _saved(figure, path)
 
 
