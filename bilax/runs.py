@@ -38,7 +38,7 @@ class RunRecord(NamedTuple):
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> float:
-    """Notes what was asked, with the versions that answer it, and that the run has not ended.
+    """Notes what was asked, with the versions that answer it.
 
     Returns the seconds that earlier parts of the run took, those that were killed aside.
     """
@@ -50,7 +50,6 @@ def write_config(folder: Path, config: dict[str, Any]) -> float:
     versions = {"bilax": bilax.__version__, "jax": jax.__version__, "numpy": np.__version__}
     record = {"config": config, "versions": versions, "seconds": seconds}
     write_whole(path, json.dumps(record, indent=1, default=str).encode())
-    end.unlink(missing_ok=True)
     return seconds
 
 
@@ -71,12 +70,13 @@ def check_config(folder: Path, config: dict[str, Any], free: Collection[str]) ->
 
 
 class HistoryFile:
-    """A callback that keeps history.npz up to date, every few seconds."""
+    """A callback that keeps history.npz up to date, every few seconds; a run that goes on has no end yet."""
 
     def __init__(self, folder: Path, seconds: float = 5.0):
         self.folder, self.seconds, self.last = folder, seconds, time.monotonic()
 
     def __call__(self, state: Any, history: History) -> None:
+        (self.folder / "result.json").unlink(missing_ok=True)
         if time.monotonic() - self.last >= self.seconds:
             write_history(self.folder, history)
             self.last = time.monotonic()

@@ -24,6 +24,7 @@ from bilax.experiments.common import (
     plt,
     save_json,
     show_table,
+    steps,
     stored_results,
     to_plain,
 )
@@ -472,19 +473,21 @@ class Figure3Right(Target):
         with plain_errors():
             parts = config.parts()
         y0s = config.networks(parts)
-        steps = 60 if self.quick else self.steps
-        outer = Outer(steps, z_rate=0.2 / steps, every=5)
+        count = 60 if self.quick else self.steps
+        outer = Outer(count, z_rate=0.2 / count, every=5)
         results: dict[str, Any] = {}
-        for inner_steps, step_size in self.settings:
-            methods = {
-                "IA-GM": bilax.ia_gm(inner_steps, step_size),
-                "IA-GM(A)": bilax.ia_gm_a(inner_steps, step_size),
-                "IA-GM(A), FISTA's t": bilax.ia_gm_a(inner_steps, step_size, "fista"),
-            }
-            results[f"K = {inner_steps}, α = {step_size:g}"] = {
-                name: summary(cleaning.train(method, parts, y0s, outer, seed=self.seed))
-                for name, method in methods.items()
-            }
+        with steps(3 * len(self.settings), self.name) as advance:
+            for inner_steps, step_size in self.settings:
+                setting = f"K = {inner_steps}, α = {step_size:g}"
+                methods = {
+                    "IA-GM": bilax.ia_gm(inner_steps, step_size),
+                    "IA-GM(A)": bilax.ia_gm_a(inner_steps, step_size),
+                    "IA-GM(A), FISTA's t": bilax.ia_gm_a(inner_steps, step_size, "fista"),
+                }
+                results[setting] = {}
+                for name, method in methods.items():
+                    advance(f"{name}, {setting}")
+                    results[setting][name] = summary(cleaning.train(method, parts, y0s, outer, seed=self.seed))
         return results
 
     def show(self, results: dict[str, Any]) -> list[Path]:

@@ -144,7 +144,7 @@ class Run(abc.ABC):
                 saving=self.saving(folder / "checkpoints"), resume=self.resume, time_limit=limit,
             )  # fmt: skip
         except (OSError, ValueError) as error:
-            if new:
+            if new and not any((folder / "checkpoints").glob("*")):
                 # Nothing has been done yet, and the corrected command should not find a run here.
                 (folder / "config.json").unlink(missing_ok=True)
             refuse(f"bilax run {self.name}: {error}")
