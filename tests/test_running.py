@@ -188,15 +188,16 @@ def test_a_damaged_older_checkpoint_does_not_end_a_healthy_run(tmp_path):
     assert_same(run(saving=saving, resume=True), run())
 
 
-def test_callbacks_see_the_step_at_which_a_signal_ends_the_run(tmp_path):
+def test_callbacks_see_the_step_at_which_a_signal_ends_the_run():
     seen = []
 
-    def signal_once(state, history):
-        if not seen:
-            os.kill(os.getpid(), signal.SIGINT)
-        seen.append(int(state.step))
+    def batches():
+        for i in range(10**6):
+            if i == 50:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield (jnp.zeros(2),)
 
-    ended = run(callbacks=[signal_once])
+    ended = run(steps=10**5, data=batches(), callbacks=[lambda state, history: seen.append(int(state.step))])
     assert ended.status is bilax.Status.interrupted
     assert seen[-1] == ended.steps
 
