@@ -540,6 +540,12 @@ def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
     assert "60.71 ± 0.77 | –" in shown
     claims = target.claims({"cells": cells})
     assert [(claim.paper, claim.held) for claim in claims] == [("5-way 1-shot: IAPTT-GM is best", False)]
+    # By the clock RHG got further; at step 2 it was behind.
+    longer = cell | {"status": "time_limit", "validation": [[2, 0.4], [4, 0.9]]}
+    shorter = cell | {"status": "time_limit", "validation": [[2, 0.5]], "test accuracy": 0.8}
+    (claim,) = target.claims({"cells": {"IAPTT-GM": {"5-1": shorter}, "RHG": {"5-1": longer}}})
+    assert claim.held
+    assert "up to step 2: IAPTT-GM 50.0, RHG 40.0" in claim.here
 
 
 def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_path, monkeypatch, capsys):
