@@ -391,8 +391,9 @@ def test_table_3_in_small(tmp_path, capsys, monkeypatch):
     assert "validation alone" in out
     assert "validation + clean" in out
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["table-3-digits-curves-quick.png", "table-3-digits-weights-quick.png", "table-3-quick.json"]
-    for name in names[:2]:
+    figures = [f"table-3-digits-{what}-quick.png" for what in ("curves", "trade-off", "weights")]
+    assert names == [*figures, "table-3-quick.json"]
+    for name in figures:
         (tmp_path / name).unlink()
     dataclasses.replace(target, redraw=True).main()
     assert capsys.readouterr().out.count("validation alone") == out.count("validation alone")
