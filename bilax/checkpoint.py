@@ -140,6 +140,16 @@ def restore(saving: Saving, like: PyTree, configuration: dict[str, str]) -> PyTr
     return None
 
 
+def fingerprint(tree: PyTree) -> str:
+    """A short text that differs between trees of different numbers, shapes or types."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        array = np.asarray(plain(leaf))
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
 class ConfigurationError(ValueError):
     """A run was to be resumed with other settings than it was begun with."""
 

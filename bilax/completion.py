@@ -19,12 +19,9 @@ class Completion:
         cases = [f'    "bilax {command}") words="{" ".join(things)}" ;;' for command, things in COMMANDS.items()]
         for command, things in COMMANDS.items():
             for name, (place, _) in things.items():
-                fields = dataclasses.fields(load(place))
-                options = " ".join("--" + field.name.replace("_", "-") for field in fields)
-                cases.append(f'    "bilax {command} {name}") words="{options}" ;;')
+                cases.append(f'    "bilax {command} {name}") words="{_options(place)}" ;;')
         for verb, (place, _) in VERBS.items():
-            options = " ".join("--" + field.name.replace("_", "-") for field in dataclasses.fields(load(place)))
-            cases.append(f'    "bilax {verb}"*) words="{options}" ;;')
+            cases.append(f'    "bilax {verb}"*) words="{_options(place)}" ;;')
         first = " ".join([*COMMANDS, *VERBS])
         lines = ["autoload -U +X bashcompinit && bashcompinit"] if self.shell == "zsh" else []
         lines += [
@@ -40,3 +37,7 @@ class Completion:
             "complete -F _bilax bilax",
         ]
         print("\n".join(lines))
+
+
+def _options(place: str) -> str:
+    return " ".join("--" + field.name.replace("_", "-") for field in dataclasses.fields(load(place)))

@@ -1,7 +1,6 @@
 """Long runs: chunks of outer steps with progress, callbacks, saving, signals and data that are read ahead."""
 
 import contextlib
-import hashlib
 import itertools
 import queue
 import re
@@ -190,23 +189,14 @@ def _configuration(loop: Loop, state: State, batch: Any) -> dict[str, str]:
     text = re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr))
     return {
         "method": re.sub(r"\s+|0x[0-9a-f]+", " ", str(loop.phi.method)),
-        "x0": _hash(state.x),
-        "y0": _hash(state.z),
-        "key": _hash(state.key),
-        "data": "read while running" if callable(loop.data) or batch is not None else _hash(loop.data),
-        "program (objectives, optimisers, sets, record)": _hash(
+        "x0": checkpoint.fingerprint(state.x),
+        "y0": checkpoint.fingerprint(state.z),
+        "key": checkpoint.fingerprint(state.key),
+        "data": "read while running" if callable(loop.data) or batch is not None else checkpoint.fingerprint(loop.data),
+        "program (objectives, optimisers, sets, record)": checkpoint.fingerprint(
             [np.frombuffer(text.encode(), np.uint8), program.consts]
         ),
     }
-
-
-def _hash(tree: PyTree) -> str:
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        array = np.asarray(checkpoint.plain(leaf))
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
 
 
 class _Reader:

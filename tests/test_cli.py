@@ -117,17 +117,18 @@ def test_interrupts_give_the_usual_exit_code(tmp_path):
     assert runs.read_run(folder).result["status"] == "interrupted"  # pyright: ignore[reportOptionalSubscript]
 
 
-def test_completion_is_valid_bash(capsys):
+@pytest.mark.parametrize(
+    ("words", "count", "expected"),
+    [("bilax run toy --inn", 3, "--inner-steps"), ("bilax clean --tru", 2, "--trusted"), ("bilax eva", 1, "evaluate")],
+)
+def test_completion_is_valid_bash(words, count, expected, capsys):
     cli.main(["completion", "bash"])
     script = capsys.readouterr().out
-    probe = script + '\nCOMP_WORDS=(bilax run toy --inn) COMP_CWORD=3; _bilax; echo "${COMPREPLY[@]}"'
+    probe = script + f'\nCOMP_WORDS=({words}) COMP_CWORD={count}; _bilax; echo "${{COMPREPLY[@]}}"'
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash here")
-    assert (
-        subprocess.run([bash, "-c", probe], capture_output=True, text=True, check=True).stdout.strip()
-        == "--inner-steps"
-    )
+    assert subprocess.run([bash, "-c", probe], capture_output=True, text=True, check=True).stdout.strip() == expected
 
 
 def test_stored_results_can_be_drawn_again(tmp_path, capsys):

@@ -11,7 +11,6 @@ see the difference.
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import os
 import time
@@ -26,6 +25,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 import bilax
+from bilax.checkpoint import fingerprint
 from bilax.datasets import Examples
 
 Activation = Literal["none", "relu"]
@@ -268,10 +268,7 @@ def train(
     advance = jax.jit(jax.vmap(advance, in_axes=(None, 0, 0, None, None)))
     compiled = advance.lower(shared, noisy, carry, 0, 0).compile()
     # What makes one run different from another, so that no run goes on from a stranger's state.
-    content = hashlib.sha256()
-    for leaf in jax.tree.leaves((parts, y0s)):
-        content.update(f"{np.shape(leaf)}".encode() + np.asarray(leaf).tobytes())
-    tag = f"{method} {outer} {activation} {seed} {content.hexdigest()}"
+    tag = f"{method} {outer} {activation} {seed} {fingerprint((parts, y0s))}" if saved else ""
     carry, recorded, ends = _restore(saved, tag, carry)
     paces: list[float] = []
     while True:
