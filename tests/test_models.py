@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
 
@@ -11,15 +12,17 @@ from bilax.models.layers import Normalization, convolve, convolve_patches, convo
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("side", [1, 3])
+@pytest.mark.parametrize("channels", [3, 9])
+@pytest.mark.parametrize("side", [1, 3, 5])
 @pytest.mark.parametrize("ours", [convolve_patches, convolve_shared])
-def test_our_ways_to_convolve_are_the_convolution(ours, side):
-    x = jax.random.normal(KEY, (2, 5, 7, 3))
-    kernel = jax.random.normal(KEY, (side, side, 3, 4))
-    np.testing.assert_allclose(ours(x, kernel), convolve(x, kernel), atol=1e-12)
+def test_our_ways_to_convolve_are_the_convolution_over_tasks(ours, side, channels):
+    x = jax.random.normal(KEY, (2, 3, 5, 7, channels))
+    kernel = jax.random.normal(KEY, (side, side, channels, 4))
+    np.testing.assert_allclose(ours(x[0], kernel), convolve(x[0], kernel), atol=1e-12)
 
     def loss(convolution):
-        return jax.grad(lambda x, kernel: jnp.sum(convolution(x, kernel) ** 3), (0, 1))(x, kernel)
+        over_tasks = jax.vmap(convolution, (0, None))
+        return jax.grad(lambda x, kernel: jnp.sum(over_tasks(x, kernel) ** 3), (0, 1))(x, kernel)
 
     for a, b in zip(loss(ours), loss(convolve), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
@@ -36,6 +39,14 @@ def test_pooling_takes_the_largest_and_leaves_out_an_odd_edge():
     x = jnp.arange(15.0).reshape(1, 3, 5, 1)
     np.testing.assert_array_equal(max_pool(x)[0, :, :, 0], [[6.0, 8.0]])
     assert max_pool(x[:, :1, :1]).shape == (1, 1, 1, 1)
+    np.testing.assert_array_equal(max_pool(x[:, :1])[0, :, :, 0], [[1.0, 3.0]])
+
+
+def test_pooling_passes_the_derivative_to_the_largest_and_to_the_first_of_equals():
+    x = jax.random.normal(KEY, (2, 5, 4, 3))
+    jax.test_util.check_grads(lambda x: max_pool(jnp.asarray(x)), (x,), 2, ["fwd", "rev"])
+    slope = jax.grad(lambda x: jnp.sum(max_pool(x)))(jnp.zeros((1, 2, 2, 1)))
+    np.testing.assert_array_equal(slope[0, :, :, 0], [[1.0, 0.0], [0.0, 0.0]])
 
 
 def test_normalisation_has_mean_zero_and_variance_one_per_channel():

@@ -7,7 +7,7 @@ of one task's pictures.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
 Pictures = Float[Array, "n _ _ _"]
 
@@ -38,7 +38,7 @@ def convolve(x: Pictures, kernel: Array) -> Pictures:
 
 @jax.custom_vjp
 def convolve_shared(x: Pictures, kernel: Array) -> Pictures:
-    """The same; its derivative in the kernel goes over few pictures at a time, so that patches stay in cache."""
+    """The same, with a derivative in the kernel that is made for CPU."""
     return convolve(x, kernel)
 
 
@@ -48,18 +48,39 @@ def _convolve_forward(x: Pictures, kernel: Array) -> tuple[Pictures, tuple[Pictu
 
 def _convolve_backward(kept: tuple[Pictures, Array], slope: Pictures) -> tuple[Pictures, Array]:
     x, kernel = kept
-    count = _few(len(x), x[0].size * kernel.shape[0] ** 2 * x.dtype.itemsize)
-    parts = [leaf.reshape(-1, count, *leaf.shape[1:]) for leaf in (x, slope)]
+    side, _, channels, filters = kernel.shape
+    products = _by_patches if channels < 8 else _by_rows
 
-    def add(total, part):
-        patches = _patches(part[0], kernel.shape[0])
-        return total + patches.reshape(-1, patches.shape[-1]).T @ part[1].reshape(-1, kernel.shape[-1]), None
+    # Few pictures at a time, and one task after the other, so that what is multiplied stays in cache.
+    @jax.custom_batching.sequential_vmap
+    def kernel_slope(x, slope):
+        count = _few(len(x), x[0].size * side**2 * x.dtype.itemsize)
 
-    total, _ = jax.lax.scan(add, jnp.zeros((kernel[..., 0].size, kernel.shape[-1]), x.dtype), tuple(parts))
-    return convolve(slope, jnp.flip(kernel, (0, 1)).swapaxes(2, 3)), total.reshape(kernel.shape)
+        def add(total, part):
+            return total + products(part[0], part[1].reshape(-1, filters).T, side), None
+
+        parts = tuple(leaf.reshape(-1, count, *leaf.shape[1:]) for leaf in (x, slope))
+        total, _ = jax.lax.scan(add, jnp.zeros((filters, side * side * channels), x.dtype), parts)
+        return total.T.reshape(kernel.shape)
+
+    return convolve(slope, jnp.flip(kernel, (0, 1)).swapaxes(2, 3)), kernel_slope(x, slope)
 
 
 convolve_shared.defvjp(_convolve_forward, _convolve_backward)
+
+
+def _by_patches(x: Pictures, slope: Float[Array, "filters positions"], side: int) -> Array:
+    patches = _patches(x, side)
+    return slope @ patches.reshape(-1, patches.shape[-1])
+
+
+def _by_rows(x: Pictures, slope: Float[Array, "filters positions"], side: int) -> Array:
+    """The same product in `side` parts. Neighbours in the row are copied; those above and below are the same, moved."""
+    edge, (height, width) = side // 2, x.shape[1:3]
+    padded = jnp.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+    rows = jnp.concatenate([padded[:, :, j : j + width] for j in range(side)], axis=-1)
+    parts = (rows[:, i : i + height].reshape(-1, rows.shape[-1]) for i in range(side))
+    return jnp.concatenate([slope @ part for part in parts], axis=1)
 
 
 def convolve_patches(x: Pictures, kernel: Array) -> Pictures:
@@ -76,8 +97,8 @@ def _patches(x: Pictures, side: int) -> Pictures:
 
 
 def _few(count: int, size: int) -> int:
-    """The largest divisor of `count` that keeps so many things of `size` bytes within 2 MB, or 1."""
-    return max(d for d in range(1, count + 1) if count % d == 0 and (d == 1 or d * size <= 2 << 20))
+    """The largest divisor of `count` that keeps so many things of `size` bytes within 4 MB, or 1."""
+    return max(d for d in range(1, count + 1) if count % d == 0 and (d == 1 or d * size <= 4 << 20))
 
 
 class Normalization(eqx.Module):
@@ -97,15 +118,34 @@ class Normalization(eqx.Module):
 
 def max_pool(x: Pictures) -> Pictures:
     """The largest of each 2 × 2 block; an odd last row or column is left out, and a single one stays as it is."""
-    height, width = x.shape[1:3]
-    # The derivative of max looks for where the input equals the output. Once compiled, the two may be computed apart
-    # and differ in the last bit, and then the gradient is lost. Choosing loses nothing.
-    if height > 1:
-        x = _larger(x[:, 0 : height // 2 * 2 : 2], x[:, 1::2])
-    if width > 1:
-        x = _larger(x[:, :, 0 : width // 2 * 2 : 2], x[:, :, 1::2])
-    return x
+    count, height, width, channels = x.shape
+    rows, columns = min(2, height), min(2, width)
+    whole = x[:, : height // rows * rows, : width // columns * columns]
+    return _largest(whole.reshape(count, height // rows, rows, width // columns, columns, channels))
 
 
-def _larger(a: Pictures, b: Pictures) -> Pictures:
-    return jnp.where(a >= b, a, b)
+# The derivative of max looks for where the input equals the output. Once compiled, the two may be computed apart and
+# differ in the last bit, and then the gradient is lost. Here it goes to the place that was chosen, in one pass.
+@jax.custom_jvp
+def _largest(blocks: Float[Array, "n h a w b c"]) -> Pictures:
+    return _choose(blocks)[0]
+
+
+@_largest.defjvp
+def _largest_tangent(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Pictures, Pictures]:
+    (blocks,), (slope,) = primals, tangents
+    largest, place = _choose(blocks)
+    rows, columns = blocks.shape[2], blocks.shape[4]
+    places = jnp.arange(rows * columns, dtype=place.dtype).reshape(rows, 1, columns, 1)
+    return largest, jnp.sum(jnp.where(place[:, :, None, :, None] == places, slope, 0), (2, 4))
+
+
+def _choose(blocks: Float[Array, "n h a w b c"]) -> tuple[Pictures, Integer[Array, "n h w c"]]:
+    """The largest of each block and its place, the first of equals."""
+    rows, columns = blocks.shape[2], blocks.shape[4]
+    first, *others = (blocks[:, :, i, :, j] for i in range(rows) for j in range(columns))
+    largest, place = first, jnp.zeros(first.shape, jnp.uint8)
+    for i, entry in enumerate(others, 1):
+        larger = entry > largest
+        largest, place = jnp.where(larger, entry, largest), jnp.where(larger, jnp.uint8(i), place)
+    return largest, place
