@@ -228,16 +228,18 @@ def test_divergence_is_an_error_that_says_what_to_do():
         cleaning.train(bilax.rhg(30, 1e6), blobs(), networks(), Outer(steps=5, every=5))
 
 
-def test_flat_looks_back_as_far_as_asked():
+def test_a_run_has_settled_once_nothing_rose_for_as_long_as_asked():
     def run(values):
         curve = np.array(values)[:, None]
         scores = cleaning.Scores(*[curve] * len(cleaning.Scores._fields))
         return cleaning.Run(100 * (1 + np.arange(len(values))), scores, None, None, None, 0.0)
 
-    assert cleaning.flat(run([0.1, 0.5, 0.5, 0.5]), 200)
-    assert not cleaning.flat(run([0.1, 0.5, 0.5]), 200)
-    assert not cleaning.flat(run([0.5, 0.5]), 200)
-    assert not cleaning.flat(run([0.5, 0.5, 0.502]), 200)
+    assert cleaning.settled(run([0.1, 0.5, 0.5, 0.5]), 200)
+    assert not cleaning.settled(run([0.1, 0.5, 0.5]), 200)
+    assert not cleaning.settled(run([0.5, 0.5]), 200)
+    assert not cleaning.settled(run([0.5, 0.5, 0.503]), 200)
+    assert cleaning.settled(run([0.5, 0.5, 0.501]), 200)
+    assert cleaning.settled(run([0.5, 0.4, 0.3]), 200)
 
 
 def test_training_plainly_on_wrong_labels_is_worse():
