@@ -634,6 +634,8 @@ def test_the_feature_scale_is_that_of_the_features():
         (["--way", "6"], "way=6 needs as many classes; there are 5"),
         (["--rotations"], "--rotations is for omniglot"),
         (["--dataset", "sinusoid", "--distortions"], "--distortions is for pictures"),
+        (["--dataset", "sinusoid", "--backbone", "resnet12"], "--backbone is for pictures"),
+        (["--dataset", "sinusoid", "--feature-scale", "2"], "--feature-scale is for pictures"),
         (["--validate-every", "0"], "--validate-every must be at least 1"),
         (["--filters", "0"], "--filters must be at least 1"),
         (["--meta-batch", "0"], "tasks must be a whole number"),

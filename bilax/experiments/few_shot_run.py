@@ -103,8 +103,10 @@ class FewShot(Run):
                 refuse(f"bilax run {self.name}: --{option} must be at least 1, got {value}.")
         if self.rotations and self.dataset != "omniglot":
             refuse(f"bilax run {self.name}: --rotations is for omniglot.")
-        if self.distortions and self.dataset == "sinusoid":
-            refuse(f"bilax run {self.name}: --distortions is for pictures.")
+        if self.dataset == "sinusoid":
+            for name in ("distortions", "backbone", "filters", "feature_scale", "way"):
+                if getattr(self, name) != getattr(FewShot, name):
+                    refuse(f"bilax run {self.name}: --{name.replace('_', '-')} is for pictures.")
         if self.patience is not None and self.validate_every is None:
             refuse(f"bilax run {self.name}: --patience needs --validate-every.")
         if self.method in MEANS:
