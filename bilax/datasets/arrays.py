@@ -64,6 +64,11 @@ def check_trusted(path: Path, trusted: Examples, data_path: Path, data: Examples
     if trusted.shape != data.shape:
         raise DataError(f"{path}: inputs have shape {trusted.shape}, but those of {data_path} have {data.shape}.")
     check_labels(path, trusted.labels, classes)
+    if classes > len(trusted.labels):
+        raise DataError(
+            f"{path}: y goes up to {classes - 1}, but there are only {len(trusted.labels)} examples. Labels count the "
+            "classes from 0, without gaps."
+        )
     missing = sorted(set(range(classes)) - set(trusted.labels.tolist()))
     if missing:
         raise DataError(
@@ -80,11 +85,16 @@ def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> Examples:
         raise DataError(f"{path}: x must hold numbers of shape (n, ...), got {x.dtype} of shape {x.shape}.")
     if len(x) != len(y) or not len(x):
         raise DataError(f"{path}: x holds {len(x)} examples and y {len(y)} labels; they must match and not be empty.")
-    wrong = np.argwhere(~np.isfinite(x))
+    if not x[0].size:
+        raise DataError(f"{path}: x has shape {x.shape}, so an example holds nothing.")
+    with np.errstate(over="ignore"):
+        wrong = np.argwhere(~np.isfinite(x.astype(np.float32)))
     if wrong.size:
-        place = ", ".join(map(str, wrong[0]))
-        raise DataError(f"{path}: x[{place}] is {x[tuple(wrong[0])]}; inputs must be finite ({len(wrong)} are not).")
-    if y.min() < 0:
-        i = int(np.argmin(y))
-        raise DataError(f"{path}: label y[{i}] is {y[i]}; labels count from 0.")
+        place, value = ", ".join(map(str, wrong[0])), x[tuple(wrong[0])]
+        raise DataError(
+            f"{path}: x[{place}] is {value}; inputs must be finite in single precision ({len(wrong)} are not)."
+        )
+    for i, said in ((int(np.argmin(y)), "labels count from 0"), (int(np.argmax(y)), "that is too large for a class")):
+        if not 0 <= y[i] <= np.iinfo(np.int32).max:
+            raise DataError(f"{path}: label y[{i}] is {y[i]}; {said}.")
     return examples(x, y)

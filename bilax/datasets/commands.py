@@ -22,10 +22,10 @@ Folder = Annotated[Path | None, tyro.conf.arg(help="look here before BILAX_DATA 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """What is wrong with data or options ends the program with a message in place of a traceback."""
+    """What is wrong with data, options or places to write ends the program with a message in place of a traceback."""
     try:
         yield
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
 
 

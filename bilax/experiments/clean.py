@@ -60,7 +60,7 @@ def weigh(
             loss, right = run.scores.upper[-1, 0], 100 * run.scores.test_y[-1, 0]
             console.print(f"{run.steps[-1]:5d}  loss on trusted data {loss:.4f}, {right:.1f} % right", style="dim")
 
-    outer = Outer(steps, rate=0.05, z_rate=0.5 / steps, every=max(1, steps // 10), batch=batch)
+    outer = Outer(steps, rate=0.05, z_rate=0.5 / max(steps, 1), every=max(1, steps // 10), batch=batch)
     method = bilax.iaptt_gm(inner_steps, step_size)
     run = cleaning.train(method, parts, y0s, outer, seed=seed, report=report)
     network = jax.tree.map(lambda leaf: leaf[0], run.y)
@@ -88,14 +88,16 @@ class Clean:
             classes = int(trusted.labels.max()) + 1
             check_labels(self.data, data.labels, classes)
             check_trusted(self.trusted, trusted, self.data, data, classes)
+            if self.out.suffix == ".png":
+                raise ValueError("out is a table, and a picture of the same name goes beside it: let it end in .csv.")
             weights = weigh(data, trusted, self.steps, batch=self.batch, seed=self.seed)
-        write_weights(self.out, data, weights)
-        suspicious = np.flatnonzero(weights.weight < 0.5)
-        console.print(f"{len(suspicious)} of {len(data.labels)} labels are suspicious.")
-        show_suspicious(data, weights)
-        written = [self.out]
-        if is_picture(data):
-            written.append(draw_suspicious(data, weights, self.out.with_suffix(".png")))
+            write_weights(self.out, data, weights)
+            suspicious = np.flatnonzero(weights.weight < 0.5)
+            console.print(f"{len(suspicious)} of {len(data.labels)} labels are suspicious.")
+            show_suspicious(data, weights)
+            written = [self.out]
+            if is_picture(data):
+                written.append(draw_suspicious(data, weights, self.out.with_suffix(".png")))
         for path in written:
             console.print(f"wrote {path}", style="dim", soft_wrap=True)
 

@@ -55,6 +55,11 @@ class Split(NamedTuple):
     noisy: Int[np.ndarray, "seeds n"]
     """the training labels as the follower gets them"""
 
+    @property
+    def classes(self) -> int:
+        """How many there are, going by the largest label anywhere."""
+        return 1 + int(np.concatenate([self.noisy.ravel(), *(part.labels for part in self[:4])]).max())
+
 
 class Scores(NamedTuple):
     """What is measured at a point (x, z); fractions, not per cent."""
@@ -198,6 +203,12 @@ class Outer:
     patience: int | None = None
     """stop once neither held-out accuracy nor F1 has risen by 0.2 per cent in so many outer steps"""
 
+    def __post_init__(self):
+        for name in ("steps", "every", "batch", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+
     def z_optimizer(self) -> optax.GradientTransformation:
         """What moves z; without the decay it over-fits the validation set within the paper's 3,000 steps."""
         schedule = optax.cosine_decay_schedule(self.z_rate, self.steps)
@@ -245,7 +256,7 @@ def train(
     phi = bilax.approximate(problem(activation), method)
     optimizer = optax.adam(outer.rate)
     z_optimizer = outer.z_optimizer()
-    classes = int(max(part.labels.max() for part in parts[:4])) + 1
+    classes = parts.classes
     labels = tuple(jnp.asarray(part.labels) for part in parts[:4])
     shared = Shared(tuple(jnp.asarray(part.inputs) for part in parts[:4]), labels, targets(labels[1], classes))
 
@@ -308,13 +319,19 @@ def _restore(path: Path | None, tag: str, carry: PyTree) -> tuple[PyTree, list[S
     """The state, measures and steps of an earlier part of the same run, or those of the beginning."""
     if path is None or not path.exists():
         return carry, [], []
-    with np.load(path, allow_pickle=False) as file:
-        if str(file["tag"]) != tag:
-            return carry, [], []
-        count = len(jax.tree.leaves(carry))
-        carry = jax.tree.unflatten(jax.tree.structure(carry), [jnp.asarray(file[f"leaf{i}"]) for i in range(count)])
-        curves = [file[name] for name in Scores._fields]
-        return carry, [Scores._make(row) for row in zip(*curves, strict=True)], file["ends"].tolist()
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            kept = {name: file[name] for name in file.files}
+    except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
+        raise ValueError(f"{path}, the state of an unfinished run, is damaged: remove it to begin anew.") from error
+    if str(kept["tag"]) != tag:
+        raise ValueError(
+            f"{path} is the state of an unfinished run of other settings or data: go on with those, choose another "
+            "--out, or remove it."
+        )
+    leaves = [jnp.asarray(kept[f"leaf{i}"]) for i in range(len(jax.tree.leaves(carry)))]
+    scores = [Scores._make(row) for row in zip(*(kept[name] for name in Scores._fields), strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(carry), leaves), scores, kept["ends"].tolist()
 
 
 def draw(whole: Batch, size: int, key: Array) -> Batch:
@@ -392,7 +409,7 @@ def train_plainly(
     optimizer, every = optax.adam(rate), 25
     images, *others = (jnp.asarray(a) for a in (inputs, parts.test.inputs, parts.held_out.inputs))
     truths = [jnp.asarray(part.labels) for part in (parts.test, parts.held_out)]
-    classes = int(max(part.labels.max() for part in parts[:4])) + 1
+    classes = parts.classes
 
     def advance(labels, carry):
         def loss(y):

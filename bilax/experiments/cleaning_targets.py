@@ -22,6 +22,7 @@ from bilax.experiments.common import (
     file_stem,
     load_json,
     plt,
+    refuse_to_replace,
     save_json,
     show_table,
     steps,
@@ -97,9 +98,8 @@ class Cleaning:
 
     def networks(self, parts: Split) -> Any:
         """One initial network for each seed."""
-        classes = int(parts.validation.labels.max()) + 1
-        keys = jax.random.split(jax.random.key(self.seed), self.seeds)
-        return jax.vmap(lambda key: cleaning.network(key, parts.train.inputs.shape[1], classes, self.hidden))(keys)
+        inputs, keys = parts.train.inputs.shape[1], jax.random.split(jax.random.key(self.seed), self.seeds)
+        return jax.vmap(lambda key: cleaning.network(key, inputs, parts.classes, self.hidden))(keys)
 
     def chosen_method(self) -> bilax.Method:
         """The method by its name."""
@@ -116,7 +116,7 @@ class Cleaning:
         if keep and (found := self.stored()) is not None:
             return found
         if keep and self.path.exists() and load_json(self.path)["results"]["complete"]:
-            refuse(f"{self.path} holds a complete run of other settings: choose another --out, or remove it.")
+            refuse_to_replace(self.path)
         method, parts = self.chosen_method(), self.parts()
         outer = Outer(self.steps, self.rate, self.z_rate, self.z_decay, self.every, self.batch, self.patience)
 
@@ -211,8 +211,7 @@ def show_rows(title: str, data: str, runs: dict[str, dict[str, Any]]) -> None:
             measures.append((name, *at_last, paper))
             precision, recall = (f"{at_end(results, measure)[0]:.2f}" for measure in ("precision", "recall"))
             chosen = f"{at_chosen(results, 'test_z'):.2f}, {at_chosen(results, 'f1'):.2f}"
-            steps = f"{results['steps'][-1]}{'' if results['complete'] else ' so far'}"
-            details.append((name, precision, recall, chosen, f"{results['seconds']:.2f}", steps))
+            details.append((name, precision, recall, chosen, f"{results['seconds']:.2f}", results["steps"][-1]))
     show_table(title, ("method", "accuracy at z", "at y_K", "F1", "paper: acc., F1"), measures)
     columns = ("method", "precision", "recall", "held-out choice: acc. at z, F1", "s/step", "T")
     if details:
@@ -282,11 +281,13 @@ class Table3(Target):
             quick = {"inner_steps": 10, "step_size": 0.15, "steps": 150, "z_rate": 1.4e-3, "seeds": 2}
             quick["sizes"] = None if data == "digits" else (1000, 1000, 1000, 2000)
         base = Cleaning(data, self.folder, method, self.activation, steps=self.steps, seeds=self.seeds, seed=self.seed)
-        patience = None if base.method == "IAPTT-GM" else 500
+        patience = 500 if base.chosen_method().start == "warm" else None
         return dataclasses.replace(base, out=self.out / self.name, **{"patience": patience, **quick})
 
     def compute(self) -> dict[str, Any]:
         """Every cell; those stored by an earlier run with the same settings are read."""
+        for method in self.methods:
+            self.config("digits", method)  # so that a wrong word is refused now, not hours later
         with plain_errors():
             return {data: self.row(data) for data in self.data}
 
@@ -301,9 +302,14 @@ class Table3(Target):
                 runs[config.method] = {"missing": "broke off", "reason": str(error)}
         for label in PLAIN:
             path, config = self._plain(data, label)
-            runs[label] = (None if self.quick else stored_results(path, config)) or train_plainly(config, label)
-            if not self.quick:
-                save_json(path, config, runs[label])
+            found = None if self.quick else stored_results(path, config)
+            if found is None:
+                if path.exists() and not self.quick:
+                    refuse_to_replace(path)
+                found = train_plainly(config, label)
+                if not self.quick:
+                    save_json(path, config, found)
+            runs[label] = found
         return runs
 
     def stored(self) -> dict[str, Any]:
@@ -312,7 +318,7 @@ class Table3(Target):
             return super().stored()
         rows = {}
         for data in self.data:
-            cells = {method: self.config(data, method).stored() for method in self.methods}
+            cells = {c.method: c.stored() for c in (self.config(data, method) for method in self.methods)}
             cells |= {label: stored_results(*self._plain(data, label)) for label in PLAIN}
             rows[data] = {name: {"missing": "not run"} if cell is None else cell for name, cell in cells.items()}
         return rows
@@ -473,13 +479,12 @@ class Figure3Right(Target):
         """The curves of every method at every setting."""
         sizes = None if self.data == "digits" else (1000, 1000, 1000, 2000) if self.quick else None
         config = Cleaning(self.data, self.folder, hidden=0, sizes=sizes, seeds=1, seed=self.seed)
-        with plain_errors():
-            parts = config.parts()
-        y0s = config.networks(parts)
         count = 60 if self.quick else self.steps
-        outer = Outer(count, z_rate=0.2 / count, every=5)
         results: dict[str, Any] = {}
-        with steps(3 * len(self.settings), self.name) as advance:
+        with plain_errors(), steps(3 * len(self.settings), self.name) as advance:
+            outer = Outer(count, z_rate=0.2 / max(count, 1), every=5)
+            parts = config.parts()
+            y0s = config.networks(parts)
             for inner_steps, step_size in self.settings:
                 setting = f"K = {inner_steps}, α = {step_size:g}"
                 methods = {

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import jax
 import numpy as np
@@ -27,6 +27,9 @@ from bilax.runs import write_whole
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 Arg = tyro.conf.arg
+
+PLACES = ("folder", "out", "runs")
+"""settings that say where files lie, not what is computed"""
 
 
 @dataclasses.dataclass
@@ -82,8 +85,13 @@ class Target(abc.ABC):
         return self.out / f"{self.name}{'-quick' if self.quick else ''}.json"
 
     def stored(self) -> dict[str, Any]:
-        """The numbers of an earlier run."""
-        return load_json(self.path)["results"]
+        """The numbers of an earlier run of the same settings."""
+        record = load_json(self.path)
+        for key, value in _plain_config(self).items():
+            if key not in (*PLACES, "redraw") and record["config"].get(key, value) != value:
+                made = record["config"][key]
+                refuse(f"{self.path} was made with {key} = {made}, not {value}: run the command without --redraw.")
+        return record["results"]
 
     def figure_path(self, suffix: str = "") -> Path:
         """Where a figure of this target goes."""
@@ -169,10 +177,18 @@ def stored_results(path: Path, config: Any, besides: Sequence[str] = ()) -> dict
     """The results in `path` if there are any of the same settings; where files lie and `besides` may differ."""
     if not path.exists():
         return None
-    record = load_json(path)
-    mine = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    same = all(record["config"].get(key) == mine[key] for key in set(mine) - {"folder", "out", *besides})
+    record, mine = load_json(path), _plain_config(config)
+    same = all(record["config"].get(key) == mine[key] for key in set(mine) - {*PLACES, *besides})
     return record["results"] if same else None
+
+
+def refuse_to_replace(path: Path) -> NoReturn:
+    """Ends the program, for `path` holds what took long and was made with other settings."""
+    refuse(f"{path} holds a complete run of other settings: choose another --out, or remove it.")
+
+
+def _plain_config(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
 
 
 def file_stem(*words: Any) -> str:
