@@ -479,7 +479,7 @@ def test_arrays_that_would_break_later_are_refused(x, y, said, tmp_path):
 def test_clean_refuses_places_and_numbers_that_cannot_be(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.eye(4), y=np.arange(4) % 2)
-    with pytest.raises(SystemExit, match="let it end in .csv"):
+    with pytest.raises(SystemExit, match=r"let it end in \.csv"):
         Clean(path, path, tmp_path / "w.png").main()
     with pytest.raises(SystemExit, match="steps must be at least 1"):
         Clean(path, path, tmp_path / "w.csv", steps=0).main()

@@ -272,6 +272,7 @@ class Table3(Target):
     seeds: Annotated[int, Arg(help="initial networks and corruptions")] = 3
 
     name: ClassVar[str] = "table-3"
+    in_cells: ClassVar[bool] = True
 
     def config(self, data: str, method: str) -> Cleaning:
         """The settings of one cell of the table."""

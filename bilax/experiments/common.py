@@ -52,6 +52,8 @@ class Target(abc.ABC):
 
     name: ClassVar[str]
     claimant: ClassVar[str] = "the paper says"
+    in_cells: ClassVar[bool] = False
+    """whether `compute` stores its parts one by one, so that there is nothing to store at the end"""
 
     @abc.abstractmethod
     def compute(self) -> dict[str, Any]:
@@ -72,8 +74,9 @@ class Target(abc.ABC):
             results = self.stored()
         else:
             results = self.compute()
-            save_json(self.path, self, results)
-            written.append(self.path)
+            if self.quick or not self.in_cells:
+                save_json(self.path, self, results)
+                written.append(self.path)
         written += self.show(results)
         show_claims(self.claims(results), self.claimant)
         for path in written:

@@ -75,6 +75,7 @@ class Table2(Target):
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-2")
 
     name: ClassVar[str] = "table-2"
+    in_cells: ClassVar[bool] = True
 
     def columns(self) -> list[tuple[int, int]]:
         """(way, shots) of each column."""
