@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 import time
-import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,12 +113,14 @@ def read_run(folder: Path) -> RunRecord:
         result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").exists() else None
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a run folder: {error}. Give a folder that `bilax run` wrote.") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder} is not a run folder: its config.json holds no settings.")
     history = {}
     if (folder / "history.npz").exists():
         try:
             with np.load(folder / "history.npz", allow_pickle=False) as stored:
                 history = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
             raise ValueError(f"{folder / 'history.npz'} cannot be read: {error}.") from None
     return RunRecord(folder, config, history, result)
 

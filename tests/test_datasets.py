@@ -243,6 +243,10 @@ def test_fetch_then_find(empty_machine, serve):
     assert sorted(p.name for p in files[0].parent.iterdir()) == sorted(packed(empty_machine))
     fetch("mnist", mirrors=[server.address])
     assert len(server.asked) == 4  # a second fetch asks for nothing
+    files[0].write_bytes(files[0].read_bytes()[:-9])
+    fetch("mnist", mirrors=[server.address])
+    assert len(server.asked) == 5  # a damaged file is fetched again
+    check("mnist", files)
 
 
 def test_a_cut_connection_is_resumed(tmp_path, serve):

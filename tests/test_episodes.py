@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import pickle
+import resource
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,15 @@ from bilax.datasets import DataError
 from bilax.datasets.classes import Classes, decode, random_splits
 from bilax.datasets.episodes import Episodes, Sinusoids, distort, load_digit_tasks
 from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet, read_folder
-from bilax.datasets.omniglot import SMALL, load_omniglot, load_omniglot_runs, read_omniglot, read_omniglot_runs
+from bilax.datasets.omniglot import (
+    FULL,
+    SMALL,
+    VALIDATION_FULL,
+    load_omniglot,
+    load_omniglot_runs,
+    read_omniglot,
+    read_omniglot_runs,
+)
 from bilax.datasets.unpickling import read_pickle
 
 DRAW = np.random.default_rng(0)
@@ -114,6 +123,14 @@ def test_omniglots_splits_share_no_alphabet(tmp_path):
     upright, turned = (np.asarray(splits.train.pictures[i])[0] for i in (0, 1))
     assert splits.train.names[:2] == ("Latin/character01", "Latin/character01/90")
     np.testing.assert_array_equal(np.rot90(upright), turned)
+
+
+def test_an_alphabet_in_both_archives_is_refused(tmp_path):
+    entries = {f"{alphabet}/character01/01_01.png": drawing() for alphabet in (*VALIDATION_FULL, "Latin")}
+    for name in FULL:
+        archive(tmp_path / name, entries)
+    with pytest.raises(DataError, match="a test alphabet must be new"):
+        load_omniglot(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +255,14 @@ def test_hostile_pickles_are_refused_and_nothing_of_them_runs(tmp_path, make, re
     assert not (tmp_path / "flag").exists()
 
 
+def test_ten_bytes_do_not_fill_the_memory(tmp_path):
+    path = tmp_path / "a.pkl"
+    path.write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")  # None, to be remembered as number 2^31 - 1
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert read_pickle(path) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kilobytes
+
+
 def test_an_array_that_announces_more_than_it_holds_is_refused(tmp_path):
     whole = pickle.dumps(np.arange(100, dtype=np.uint8), 2)
     assert whole.count(b"Kd\x85") == 1  # the shape (100,)
@@ -304,6 +329,13 @@ def test_mini_imagenets_tables_are_read(tmp_path):
         file.write("../test.csv,n0\n")
     with pytest.raises(DataError, match="line 6 names no file"):
         load_mini_imagenet(tmp_path)
+    good = (tmp_path / "val.csv").read_text()
+    (tmp_path / "val.csv").write_text(good + "val0.jpg,nval1\n")
+    with pytest.raises(DataError, match=r"line 6 names val0\.jpg a second time"):
+        load_mini_imagenet(tmp_path)
+    (tmp_path / "val.csv").write_text(good + '"' + 200_000 * "x")
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        load_mini_imagenet(tmp_path)
     with pytest.raises(DataError, match="holds neither"):
         load_mini_imagenet(tmp_path / "images")
 
@@ -329,6 +361,12 @@ def test_tiered_imagenet_is_read(tmp_path):
 def test_mislabelled_tiered_imagenet_is_refused(tmp_path):
     tiered(tmp_path, labels=np.zeros(11, int))
     with pytest.raises(DataError, match="12 pictures need as many whole numbers"):
+        load_tiered_imagenet(tmp_path)
+    tiered(tmp_path)
+    files = pickle.loads((tmp_path / "test_images_png.pkl").read_bytes())
+    files[7] = files[7][:-20]
+    (tmp_path / "test_images_png.pkl").write_bytes(pickle.dumps(files))
+    with pytest.raises(DataError, match=r"test_images_png\.pkl: picture 7 is not a whole PNG file"):
         load_tiered_imagenet(tmp_path)
     (tmp_path / "train_images_png.pkl").write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(DataError, match="expected a list of PNG files"):
@@ -477,7 +515,22 @@ def test_digits_are_tested_on_digits_never_trained_on():
     assert splits.train.names[:2] == ("0", "0/90")
     assert set(splits.train.groups()).isdisjoint(splits.test.groups())
     assert splits.test.names == tuple("56789")
-    assert sum(len(p) for p in splits.test.pictures) == 896
+    # Validation turns pictures by a quarter; turned back, none of them is a test picture.
+    held = {np.rot90(p, -1).tobytes() for each in splits.validation.pictures for p in np.asarray(each)}
+    test = {p.tobytes() for each in splits.test.pictures for p in np.asarray(each)}
+    assert held.isdisjoint(test)
+    assert len(held) + len(test) == 896
+
+
+def test_a_tag_differs_where_a_picture_a_class_or_its_part_does():
+    splits = random_splits(numbered(10), seed=1)
+    assert splits.tag() == random_splits(numbered(10), seed=1).tag()
+    other = np.asarray(splits.test.pictures[0]).copy()
+    other.flat[0] ^= 1
+    changed = splits._replace(test=splits.test._replace(pictures=(other, *splits.test.pictures[1:])))
+    moved = splits._replace(train=splits.test, test=splits.train)
+    renamed = splits._replace(test=splits.test._replace(names=("x", *splits.test.names[1:])))
+    assert len({each.tag() for each in (splits, changed, moved, renamed)}) == 4
 
 
 def test_random_splits_use_every_class_once():

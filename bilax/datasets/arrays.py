@@ -1,5 +1,6 @@
 """Data as the experiments take it, whether it comes from a file of a person's own or from a data set."""
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,16 +65,13 @@ def check_trusted(path: Path, trusted: Examples, data_path: Path, data: Examples
     if trusted.shape != data.shape:
         raise DataError(f"{path}: inputs have shape {trusted.shape}, but those of {data_path} have {data.shape}.")
     check_labels(path, trusted.labels, classes)
-    if classes > len(trusted.labels):
-        raise DataError(
-            f"{path}: y goes up to {classes - 1}, but there are only {len(trusted.labels)} examples. Labels count the "
-            "classes from 0, without gaps."
-        )
-    missing = sorted(set(range(classes)) - set(trusted.labels.tolist()))
+    present = set(trusted.labels.tolist())
+    missing = list(itertools.islice((label for label in range(classes) if label not in present), 10))
     if missing:
+        more = ", ..." if classes - len(present) > len(missing) else ""
         raise DataError(
-            f"{path}: y holds no example of class {', '.join(map(str, missing))}. Trusted data must show every class "
-            "at least once, or its examples would all be called wrong."
+            f"{path}: y holds no example of class {', '.join(map(str, missing))}{more}. Trusted data must show every "
+            "class at least once, or its examples would all be called wrong."
         )
 
 

@@ -1,5 +1,6 @@
 """Pictures grouped by class, from which few-shot tasks are drawn, and the decoding of single pictures."""
 
+import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -62,11 +63,21 @@ class Classes(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """Classes to train on, to choose settings by and to report on; no class is in two of them."""
+    """Classes to train on, to choose settings by and to report on; no picture is in two of them."""
 
     train: Classes
     validation: Classes
     test: Classes
+
+    def tag(self) -> str:
+        """A short text that differs where a class, its part or a picture of it differs."""
+        digest = hashlib.sha256()
+        for part in self:
+            digest.update(f"{part.shape}{part.names}".encode())
+            for pictures in part.pictures:
+                for piece in getattr(pictures, "files", None) or (np.asarray(pictures).tobytes(),):
+                    digest.update(piece)
+        return digest.hexdigest()[:16]
 
 
 def classes(pictures: Mapping[str, Pictures], shape: tuple[int, int, int]) -> Classes:

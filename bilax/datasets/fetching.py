@@ -1,5 +1,6 @@
 """Fetches a data set: with progress, resumed where it broke off, checked, and put in place whole or not at all."""
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -43,8 +44,9 @@ def _fetch_part(
     name: str, file: str, sha256: str, folder: Path, mirrors: Sequence[str], advance: Advance = lambda done, total: None
 ) -> Path:
     place = folder / file
-    if place.exists() and digest(place) == sha256:
-        return place
+    with contextlib.suppress(DataError):  # a damaged file is fetched again
+        if place.exists() and digest(place) == sha256:
+            return place
     failures = []
     for mirror in mirrors:
         address = mirror.rstrip("/") + "/" + file

@@ -13,6 +13,7 @@ from bilax.datasets.unpickling import read_pickle
 
 SIZE = 84
 PARTS = ("train", "val", "test")
+PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP"}
 
 
@@ -67,6 +68,9 @@ def read_tiered(images: Path, labels: Path) -> Classes:
     if numbers.shape != (len(files),) or not np.issubdtype(numbers.dtype, np.integer):
         raise DataError(f"{labels}: {len(files)} pictures need as many whole numbers, got {_kind(numbers)}.")
     packed = [file.tobytes() for file in files]
+    for i, file in enumerate(packed):
+        if not (file.startswith(PNG_BEGINS) and file.endswith(PNG_ENDS)):
+            raise DataError(f"{images}: picture {i} is not a whole PNG file.")
     shape = decode(packed[0], None, 3, f"{images}: picture 0", ("PNG",)).shape
     groups = {f"{number:04d}": np.flatnonzero(numbers == number) for number in np.unique(numbers)}
     return classes(
@@ -91,14 +95,21 @@ class Packed:
 
 def read_listed(table: Path, images: Path, size: int = SIZE) -> Classes:
     """The pictures that a table with columns filename, label names, in the folder `images`."""
-    with table.open(newline="") as file:
-        rows = list(csv.reader(file))
+    try:
+        with table.open(newline="") as file:
+            rows = list(csv.reader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{table}: cannot be read as a table ({error}).") from error
     if not rows or [name.strip() for name in rows[0][:2]] != ["filename", "label"]:
         raise DataError(f"{table}: the first line must be filename,label.")
     groups: dict[str, list[Path]] = {}
+    seen: set[str] = set()
     for number, row in enumerate(rows[1:], 2):
         if len(row) < 2 or Path(row[0]).name != row[0] or not (images / row[0]).is_file():
             raise DataError(f"{table}: line {number} names no file in {images}: {','.join(row)!r}.")
+        if row[0] in seen:
+            raise DataError(f"{table}: line {number} names {row[0]} a second time.")
+        seen.add(row[0])
         groups.setdefault(row[1], []).append(images / row[0])
     return _read_files(groups, size, 3, table)
 
@@ -158,7 +169,7 @@ def _indices(path: Path, name: Any, rows: Any, count: int) -> np.ndarray:
         raise DataError(f"{path}: class_dict[{name!r}] must list the numbers of pictures, got {_kind(rows)}.")
     if indices.min() < 0 or indices.max() >= count:
         raise DataError(f"{path}: class_dict[{name!r}] names picture {indices.max()} of {count}.")
-    return indices
+    return indices.astype(np.int64)
 
 
 def _check_counted_once(path: Path, groups: Mapping[str, np.ndarray], count: int) -> None:

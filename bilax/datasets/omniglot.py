@@ -46,6 +46,9 @@ def load_omniglot(folder: Path | None = None, size: int = 28, rotations: bool = 
     if names == FULL:
         background = read_omniglot([place / FULL[0]], size)
         test = read_omniglot([place / FULL[1]], size)
+        both = sorted(set(background.groups()) & set(test.groups()))
+        if both:
+            raise DataError(f"{place}: {both[0]} is in {FULL[0]} and in {FULL[1]}; a test alphabet must be new.")
         validation = background.of(VALIDATION_FULL)
         train = background.of(set(background.groups()) - set(VALIDATION_FULL))
     else:

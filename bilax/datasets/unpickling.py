@@ -113,7 +113,8 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
+    # The one in Python, for the one in C makes room for as many entries as ten bytes can ask for.
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ADMITTED[module, name]

@@ -146,7 +146,10 @@ class FewShot(Run):
         _, result = config._run_one(config.make_method(), self.seed[0], self.out)
         path = self.out / VALIDATION
         validation = json.loads(path.read_text()) if path.exists() else []
-        return result | {"validation": validation}
+        return result | {"validation": validation, "data_tag": self.data_tag()}
+
+    def data_tag(self) -> str | None:
+        return None if self.dataset == "sinusoid" else self.splits.tag()
 
     def callbacks(self, seed: int, folder: Path) -> list[Any]:
         if self.validate_every is None:
@@ -156,7 +159,10 @@ class FewShot(Run):
         learner, method = self.learner(seed), self.make_method()
 
         def validate(x: PyTree, z: PyTree) -> float:
-            return sign * few_shot.evaluate(learner, method, x, z, batches, self.validation_tasks).mean
+            try:
+                return sign * few_shot.evaluate(learner, method, x, z, batches, self.validation_tasks).mean
+            except DataError as error:  # which would be a mere warning, and nothing would be validated
+                refuse(f"bilax run {self.name}: {error}")
 
         return [Validation(validate, folder, self.validate_every, self.patience)]
 

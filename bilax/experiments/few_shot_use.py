@@ -94,6 +94,9 @@ def load_trained(folder: str | Path) -> Trained:
     settings = record.config.get("config", {})
     if settings.get("experiment") != FewShot.name:
         raise ValueError(f"{folder} holds a run of {settings.get('experiment')!r}, not of few-shot.")
+    missing = {"dataset", "folder"} - set(settings)
+    if missing:
+        raise ValueError(f"the config.json of {folder} lacks {' and '.join(sorted(missing))}.")
     if settings["dataset"] == "sinusoid":
         raise ValueError(f"{folder} was trained on sinusoids, which have no classes.")
     known = {field.name for field in dataclasses.fields(FewShot)} - {"seed", "out"}
@@ -140,6 +143,9 @@ class Evaluate:
                 )
                 return
             config = trained.config
+            begun = read_run(self.run).config["config"].get("data_tag")
+            if begun not in (None, config.data_tag()):
+                raise DataError(f"{self.run} was trained on other pictures or classes than are there now.")
             batches = config.batches("test", TEST_SEED, TEST_BATCH)
             found = few_shot.evaluate(trained.learner, trained.method, trained.x, trained.z, batches, self.tasks)
         title = f"{self.run}: {config.way}-way {config.shots}-shot, test classes of {config.dataset}"
@@ -187,15 +193,15 @@ class Adapt:
             except ValueError as error:
                 refuse(f"bilax adapt: {self.examples}: {error}")
             scores = classify.scores(255 - new if turn else new)
-        best = np.argmax(scores, axis=1)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["file", "label", "score", "margin"])
-        ordered = np.sort(scores, axis=1)
-        for i, path in enumerate(files):
-            margin = ordered[i, -1] - ordered[i, -2]
-            writer.writerow([path.name, classify.names[best[i]], f"{ordered[i, -1]:.5g}", f"{margin:.5g}"])
-        write_whole(self.out, text.getvalue().encode())
+            best = np.argmax(scores, axis=1)
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(["file", "label", "score", "margin"])
+            ordered = np.sort(scores, axis=1)
+            for i, path in enumerate(files):
+                margin = ordered[i, -1] - ordered[i, -2]
+                writer.writerow([path.name, classify.names[best[i]], f"{ordered[i, -1]:.5g}", f"{margin:.5g}"])
+            write_whole(self.out, text.getvalue().encode())
         counts = {str(name): int(np.sum(best == i)) for i, name in enumerate(classify.names)}
         show_table(f"{len(files)} pictures", ["class", "pictures"], [[name, count] for name, count in counts.items()])
         console.print(f"wrote {self.out}", style="dim", soft_wrap=True)

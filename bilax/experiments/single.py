@@ -69,6 +69,10 @@ class Run(abc.ABC):
         """What to report beside the objectives."""
         return {}
 
+    def data_tag(self) -> str | None:
+        """What the data are known by, if the options do not say it all; a run goes on only with the same."""
+        return None
+
     def callbacks(self, seed: int, folder: Path) -> list[Any]:
         """What to do between chunks beside writing the history."""
         return []
@@ -85,6 +89,8 @@ class Run(abc.ABC):
         """Runs every seed, prints a table and exits as a shell expects."""
         if self.resume and self.out is None:
             refuse(f"bilax run {self.name}: --resume needs --out, the folder of the run to go on with.")
+        if not self.seed:
+            refuse(f"bilax run {self.name}: --seed needs at least one number.")
         method = self.make_method()
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         out = self.out or Path("runs") / f"{self.name}-{self.method}-{stamp}"
@@ -128,6 +134,7 @@ class Run(abc.ABC):
         setup = self.setup(seed)
         make = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer]
         settings = dataclasses.asdict(self) | {"experiment": self.name, "seed": seed, "out": str(folder)}
+        settings |= {"data_tag": self.data_tag()}
         began, new = time.perf_counter(), not (folder / "config.json").exists()
         try:
             if not (self.resume or new):
@@ -148,10 +155,16 @@ class Run(abc.ABC):
                 # Nothing has been done yet, and the corrected command should not find a run here.
                 (folder / "config.json").unlink(missing_ok=True)
             refuse(f"bilax run {self.name}: {error}")
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, OSError | ValueError):
+                raise
+            refuse(f"bilax run {self.name}: {error.__cause__}")
         seconds = before + time.perf_counter() - began
-        return solution, write_result(
-            folder, solution, {"seconds": seconds, "measures": self.measures(solution, folder)}
-        )
+        try:
+            measures = self.measures(solution, folder)
+        except (OSError, ValueError) as error:
+            refuse(f"bilax run {self.name}: {error}\nThe training is kept in {folder}.")
+        return solution, write_result(folder, solution, {"seconds": seconds, "measures": measures})
 
     def _show(self, results: dict[int, dict[str, Any]], out: Path) -> None:
         quantities = {
