@@ -19,7 +19,7 @@ from PIL import Image
 import bilax
 from bilax import cli
 from bilax.datasets import DataError
-from bilax.datasets.episodes import Episode, Sinusoids
+from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.experiments import few_shot
 from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
 from bilax.experiments.few_shot_run import FewShot, Validation, load_learned, save_learned
@@ -446,6 +446,20 @@ def test_a_picture_that_breaks_on_the_way_is_told(part, tmp_path, capsys):
     )  # fmt: skip
     assert code == 2
     assert "cannot be read as PNG" in capsys.readouterr().err
+
+
+def test_a_picture_that_breaks_late_is_told(tmp_path, capsys, monkeypatch):
+    whole = Episodes.batch
+
+    def batch(self, index):
+        if index == 5:
+            raise DataError("picture 7 cannot be read")
+        return whole(self, index)
+
+    monkeypatch.setattr(Episodes, "batch", batch)
+    words = ("--method", "protonet", "--filters", 2, "--queries", 2, "--outer-steps", 9, "--out", tmp_path, "--json")
+    assert few_shot_command(*words) == 2
+    assert "bilax run few-shot: picture 7 cannot be read" in capsys.readouterr().err
 
 
 def test_a_run_is_evaluated_and_goes_on_with_its_own_pictures_only(tmp_path, capsys):

@@ -15,6 +15,7 @@ SIZE = 84
 PARTS = ("train", "val", "test")
 PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP"}
+FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 
 
 def load_mini_imagenet(folder: Path) -> Splits:
@@ -135,7 +136,7 @@ def _read_files(groups: Mapping[str, Sequence[Path]], size: int, channels: int, 
         raise DataError(f"{where} names no class: there must be one folder or label for each.")
 
     def read(path: Path) -> np.ndarray:
-        return decode(path, (size, size), channels, str(path), tuple(dict.fromkeys(SUFFIXES.values())))
+        return decode(path, (size, size), channels, str(path), FORMATS)
 
     return classes(
         {name: np.stack([read(path) for path in paths]) for name, paths in groups.items()}, (size, size, channels)

@@ -24,7 +24,7 @@ from bilax.datasets import DataError
 from bilax.datasets.classes import decode
 from bilax.datasets.commands import plain_errors
 from bilax.datasets.episodes import Episode
-from bilax.datasets.imagenet import SUFFIXES, read_folder
+from bilax.datasets.imagenet import FORMATS, SUFFIXES, read_folder
 from bilax.datasets.omniglot import load_omniglot_runs
 from bilax.experiments import few_shot
 from bilax.experiments.common import Arg, console, show_table
@@ -185,7 +185,7 @@ class Adapt:
             if not files:
                 raise DataError(f"{self.pictures}: no picture ({', '.join(SUFFIXES)}) is in there.")
             shape = (size, trained.shape[1])
-            new = np.stack([decode(path, shape, channels, str(path), tuple(set(SUFFIXES.values()))) for path in files])
+            new = np.stack([decode(path, shape, channels, str(path), FORMATS) for path in files])
             # Omniglot's pictures are dark ink on paper, and ink counts as 1.
             turn = trained.config.dataset == "omniglot"
             try:
