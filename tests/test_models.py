@@ -28,6 +28,18 @@ def test_our_ways_to_convolve_are_the_convolution_over_tasks(ours, side, channel
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("channels", [3, 9])
+def test_the_second_derivative_of_a_convolution_is_the_convolutions(channels):
+    x, kernel = jax.random.normal(KEY, (2, 4, 5, channels)), jax.random.normal(KEY, (3, 3, channels, 2))
+
+    def squared_slope(convolution):
+        slopes = jax.grad(lambda x, kernel: jnp.sum(convolution(x, kernel) ** 3), (0, 1))
+        return jax.grad(lambda *at: sum(jnp.sum(s**2) for s in slopes(*at)), (0, 1))(x, kernel)
+
+    for a, b in zip(squared_slope(convolve_shared), squared_slope(convolve), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
 def test_few_pictures_at_a_time_give_the_derivative_of_all():
     x = jax.random.normal(KEY, (6, 64, 64, 8))  # 2.4 MB of patches for each
     kernel, slope = jax.random.normal(KEY, (3, 3, 8, 2)), jax.random.normal(KEY, (6, 64, 64, 2))

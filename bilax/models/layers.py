@@ -4,6 +4,8 @@ Normalisation takes its statistics from the pictures it is given, so a network i
 of one task's pictures.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -48,12 +50,26 @@ def _convolve_forward(x: Pictures, kernel: Array) -> tuple[Pictures, tuple[Pictu
 
 def _convolve_backward(kept: tuple[Pictures, Array], slope: Pictures) -> tuple[Pictures, Array]:
     x, kernel = kept
-    side, _, channels, filters = kernel.shape
+    return convolve_shared(slope, _turned(kernel)), _kernel_slope(x, slope, kernel.shape[0])
+
+
+convolve_shared.defvjp(_convolve_forward, _convolve_backward)
+
+
+def _turned(kernel: Array) -> Array:
+    """The kernel of the transposed convolution."""
+    return jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
+    """The derivative of Σ slope · convolve(x, kernel) in the kernel, which is linear in x and in the slope."""
+    channels, filters = x.shape[-1], slope.shape[-1]
     products = _by_patches if channels < 8 else _by_rows
 
     # Few pictures at a time, and one task after the other, so that what is multiplied stays in cache.
     @jax.custom_batching.sequential_vmap
-    def kernel_slope(x, slope):
+    def one_task(x, slope):
         count = _few(len(x), x[0].size * side**2 * x.dtype.itemsize)
 
         def add(total, part):
@@ -61,12 +77,21 @@ def _convolve_backward(kept: tuple[Pictures, Array], slope: Pictures) -> tuple[P
 
         parts = tuple(leaf.reshape(-1, count, *leaf.shape[1:]) for leaf in (x, slope))
         total, _ = jax.lax.scan(add, jnp.zeros((filters, side * side * channels), x.dtype), parts)
-        return total.T.reshape(kernel.shape)
+        return total.T.reshape(side, side, channels, filters)
 
-    return convolve(slope, jnp.flip(kernel, (0, 1)).swapaxes(2, 3)), kernel_slope(x, slope)
+    return one_task(x, slope)
 
 
-convolve_shared.defvjp(_convolve_forward, _convolve_backward)
+def _kernel_slope_forward(x: Pictures, slope: Pictures, side: int) -> tuple[Array, tuple[Pictures, Pictures]]:
+    return _kernel_slope(x, slope, side), (x, slope)
+
+
+def _kernel_slope_backward(side: int, kept: tuple[Pictures, Pictures], bar: Array) -> tuple[Pictures, Pictures]:
+    x, slope = kept
+    return convolve_shared(slope, _turned(bar)), convolve_shared(x, bar)
+
+
+_kernel_slope.defvjp(_kernel_slope_forward, _kernel_slope_backward)
 
 
 def _by_patches(x: Pictures, slope: Float[Array, "filters positions"], side: int) -> Array:
