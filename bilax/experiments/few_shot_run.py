@@ -146,7 +146,7 @@ class FewShot(Run):
         _, result = config._run_one(config.make_method(), self.seed[0], self.out)
         path = self.out / VALIDATION
         validation = json.loads(path.read_text()) if path.exists() else []
-        return result | {"validation": validation, "data_tag": self.data_tag()}
+        return result | {"validation": validation, "data_tag": config.data_tag()}
 
     def data_tag(self) -> str | None:
         return None if self.dataset == "sinusoid" else self.splits.tag()
