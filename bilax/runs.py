@@ -6,6 +6,7 @@ checkpoints/    what the run needs to go on
 result.json     the end point and status, written last
 """
 
+import io
 import json
 import os
 import tempfile
@@ -83,10 +84,7 @@ class HistoryFile:
 
 def write_history(folder: Path, history: History) -> None:
     """Replaces history.npz."""
-    with tempfile.TemporaryFile() as file:
-        np.savez_compressed(file, **{name: values for name, values in history._asdict().items() if name != "record"})
-        file.seek(0)
-        write_whole(folder / "history.npz", file.read())
+    write_arrays(folder / "history.npz", {name: part for name, part in history._asdict().items() if name != "record"})
 
 
 def write_result(folder: Path, solution: Solution, extra: dict[str, Any]) -> dict[str, Any]:
@@ -115,14 +113,27 @@ def read_run(folder: Path) -> RunRecord:
         raise ValueError(f"{folder} is not a run folder: {error}. Give a folder that `bilax run` wrote.") from None
     if not isinstance(config, dict):
         raise ValueError(f"{folder} is not a run folder: its config.json holds no settings.")
-    history = {}
-    if (folder / "history.npz").exists():
-        try:
-            with np.load(folder / "history.npz", allow_pickle=False) as stored:
-                history = {name: stored[name] for name in stored.files}
-        except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
-            raise ValueError(f"{folder / 'history.npz'} cannot be read: {error}.") from None
+    history = read_arrays(folder / "history.npz") if (folder / "history.npz").exists() else {}
     return RunRecord(folder, config, history, result)
+
+
+def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """Writes arrays by name as an `.npz` file, whole or not at all."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_whole(path, buffer.getvalue())
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file, pickled objects refused; a ValueError that names a file which cannot be read."""
+    try:
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            raise ValueError("it holds a single array, as np.save writes")
+        with content:
+            return {name: content[name] for name in content.files}
+    except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
+        raise ValueError(f"{path}: cannot be read as an .npz file without pickled objects ({error}).") from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -97,7 +97,7 @@ def test_a_half_written_run_is_readable(tmp_path):
     assert "has not ended" in page
     assert "<script>" not in page
     (tmp_path / "history.npz").write_bytes(b"PK\x03\x04 not really")
-    with pytest.raises(ValueError, match=r"history\.npz cannot be read"):
+    with pytest.raises(ValueError, match=r"history\.npz: cannot be read"):
         runs.read_run(tmp_path)
 
 

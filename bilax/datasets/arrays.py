@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bilax.datasets.idx import DataError
+from bilax.runs import read_arrays
 
 
 class Examples(NamedTuple):
@@ -40,10 +41,9 @@ def read_npz(path: Path) -> Examples:
     if not path.exists():
         raise DataError(f"{path} does not exist.")
     try:
-        content = np.load(path, allow_pickle=False)
-        arrays = {"x": content} if isinstance(content, np.ndarray) else {name: content[name] for name in content.files}
-    except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
-        raise DataError(f"{path}: cannot be read as an .npz file without pickled objects ({error}).") from error
+        arrays = read_arrays(path)
+    except ValueError as error:
+        raise DataError(str(error)) from error
     for name in ("x", "y"):
         if name not in arrays:
             raise DataError(

@@ -12,7 +12,6 @@ see the difference.
 import dataclasses
 import functools
 import itertools
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from jaxtyping import Array, Float, Int, PyTree
 import bilax
 from bilax.checkpoint import fingerprint
 from bilax.datasets import Examples
+from bilax.runs import read_arrays, write_arrays
 
 Activation = Literal["none", "relu"]
 
@@ -307,12 +307,8 @@ def train(
 
 
 def _save(path: Path, tag: str, carry: PyTree, scores: Scores, ends: list[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    leaves = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
-    with partial.open("wb") as file:
-        np.savez(file, tag=tag, ends=ends, **leaves, **scores._asdict())
-    os.replace(partial, path)
+    leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(carry))}
+    write_arrays(path, {"tag": tag, "ends": ends, **leaves, **scores._asdict()})
 
 
 def _restore(path: Path | None, tag: str, carry: PyTree) -> tuple[PyTree, list[Scores], list[int]]:
@@ -320,9 +316,8 @@ def _restore(path: Path | None, tag: str, carry: PyTree) -> tuple[PyTree, list[S
     if path is None or not path.exists():
         return carry, [], []
     try:
-        with np.load(path, allow_pickle=False) as file:
-            kept = {name: file[name] for name in file.files}
-    except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
+        kept = read_arrays(path)
+    except ValueError as error:
         raise ValueError(f"{path}, the state of an unfinished run, is damaged: remove it to begin anew.") from error
     if str(kept["tag"]) != tag:
         raise ValueError(

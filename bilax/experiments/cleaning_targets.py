@@ -282,7 +282,8 @@ class Table3(Target):
             quick = {"inner_steps": 10, "step_size": 0.15, "steps": 150, "z_rate": 1.4e-3, "seeds": 2}
             quick["sizes"] = None if data == "digits" else (1000, 1000, 1000, 2000)
         base = Cleaning(data, self.folder, method, self.activation, steps=self.steps, seeds=self.seeds, seed=self.seed)
-        patience = 500 if base.chosen_method().start == "warm" else None
+        base.chosen_method()  # refuses a wrong word
+        patience = None if base.method == "IAPTT-GM" else 500
         return dataclasses.replace(base, out=self.out / self.name, **{"patience": patience, **quick})
 
     def compute(self) -> dict[str, Any]:
