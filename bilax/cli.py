@@ -119,8 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """A hint for a mistyped word: the nearest known one, or all of them."""
-    close = difflib.get_close_matches(word, known, 1, 0.5)
-    return f"did you mean {close[0]}?" if close else f"known are: {', '.join(known)}."
+    spelt = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), spelt, 1, 0.5)
+    return f"did you mean {spelt[close[0]]}?" if close else f"known are: {', '.join(known)}."
 
 
 def refuse(message: str) -> NoReturn:

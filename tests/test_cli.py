@@ -51,6 +51,8 @@ def test_help_fits_a_screen_and_is_light(capsys):
         (["run", "toy", "--method", "t-rhg", "--window", "99"], "window=99 exceeds inner_steps=40"),
         (["run", "toy", "--method", "ls", "--start", "auxiliary"], "has no z-gradient"),
         (["run", "toy", "--resume"], "--resume needs --out"),
+        (["run", "toy", "--seed"], "--seed needs at least one number"),
+        (["reproduce", "table-3", "--methods", "iapt-gm"], "did you mean IAPTT-GM?"),
         (["report", "/nowhere"], "is not a run folder"),
         (["reproduce", "figure-1", "--redraw", "--out", "/nowhere"], "run the same command without --redraw"),
     ],

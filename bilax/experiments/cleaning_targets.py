@@ -380,9 +380,8 @@ def draw_curves(runs: dict[str, Any], title: str, path: Path) -> Path:
             (line,) = axis.plot(run["steps"], values.mean(axis=1), label=name)
             axis.fill_between(run["steps"], values.min(axis=1), values.max(axis=1), color=line.get_color(), alpha=0.15)
             lows.setdefault(measure, []).append(float(np.quantile(values.mean(axis=1), 0.1)))
-    for (name, run), style in zip(((n, r) for n, r in runs.items() if "test" in r), (":", "--", "-."), strict=False):
-        chosen = f"{name},\nheld-out choice"
-        axes[1].axhline(100 * _at_best(run), color="gray", linestyle=style, linewidth=1.2, label=chosen)
+    for name, accuracy, look in _grey_lines(runs):
+        axes[1].axhline(accuracy, label=f"{name},\nheld-out choice", **look)
     for axis, (measure, label, _) in zip(axes, panels, strict=True):
         axis.set(xlabel="outer step", title=label)
         if measure in lows and measure != "upper":
@@ -408,15 +407,20 @@ def draw_trade_off(runs: dict[str, Any], data: str, path: Path) -> Path:
             if name in PAPER.get(data, {}):
                 ends.append(PAPER[data][name])
                 axis.plot(*PAPER[data][name], "x", color=line.get_color())
-    for (name, run), style in zip(((n, r) for n, r in runs.items() if "test" in r), (":", "--", "-."), strict=False):
-        axis.axvline(
-            100 * _at_best(run), color="gray", linestyle=style, linewidth=1.2, label=f"{name}, held-out choice"
-        )
+    for name, accuracy, look in _grey_lines(runs):
+        axis.axvline(accuracy, label=f"{name}, held-out choice", **look)
     low = np.min(ends, axis=0)
     axis.set(xlabel="test accuracy at z (%)", ylabel="F1 (%)", xlim=(low[0] - 4, None), ylim=(low[1] - 6, None))
     axis.set_title(f"{data}: along each run to its end (dot); the paper's end (cross)", fontsize=9)
     axis.legend(fontsize=7, loc="lower left", frameon=True, framealpha=1)
     return _saved(figure, path)
+
+
+def _grey_lines(runs: dict[str, Any]) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Name, accuracy and look of each plain training."""
+    plain = ((name, run) for name, run in runs.items() if "test" in run)
+    for (name, run), style in zip(plain, (":", "--", "-."), strict=False):
+        yield name, 100 * _at_best(run), {"color": "gray", "linestyle": style, "linewidth": 1.2}
 
 
 def draw_extremes(extremes: dict[str, Any], path: Path) -> Path:

@@ -90,10 +90,8 @@ class Target(abc.ABC):
     def stored(self) -> dict[str, Any]:
         """The numbers of an earlier run of the same settings."""
         record = load_json(self.path)
-        for key, value in _plain_config(self).items():
-            if key not in (*PLACES, "redraw") and record["config"].get(key, value) != value:
-                made = record["config"][key]
-                refuse(f"{self.path} was made with {key} = {made}, not {value}: run the command without --redraw.")
+        for key, made, asked in _differences(record, self, ("redraw",)):
+            refuse(f"{self.path} was made with {key} = {made}, not {asked}: run the command without --redraw.")
         return record["results"]
 
     def figure_path(self, suffix: str = "") -> Path:
@@ -180,9 +178,8 @@ def stored_results(path: Path, config: Any, besides: Sequence[str] = ()) -> dict
     """The results in `path` if there are any of the same settings; where files lie and `besides` may differ."""
     if not path.exists():
         return None
-    record, mine = load_json(path), _plain_config(config)
-    same = all(record["config"].get(key) == mine[key] for key in set(mine) - {*PLACES, *besides})
-    return record["results"] if same else None
+    record = load_json(path)
+    return None if _differences(record, config, besides) else record["results"]
 
 
 def refuse_to_replace(path: Path) -> NoReturn:
@@ -190,8 +187,11 @@ def refuse_to_replace(path: Path) -> NoReturn:
     refuse(f"{path} holds a complete run of other settings: choose another --out, or remove it.")
 
 
-def _plain_config(config: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+def _differences(record: dict[str, Any], config: Any, besides: Sequence[str]) -> list[tuple[str, Any, Any]]:
+    """Name, stored and present value of each setting that differs; one that the record lacks counts as None."""
+    mine, made = json.loads(json.dumps(dataclasses.asdict(config), default=str)), record["config"]
+    free = {*PLACES, *besides}
+    return [(key, made.get(key), mine[key]) for key in mine if key not in free and made.get(key) != mine[key]]
 
 
 def file_stem(*words: Any) -> str:
