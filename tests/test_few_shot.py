@@ -611,7 +611,11 @@ def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
     target.show({"dataset": "omniglot", "backbone": "convnet4", "cells": {
         "RHG": {"5-1": cell | {"data_tag": "a"}}, "BDA": {"5-1": cell | {"data_tag": "b"}},
     }})  # fmt: skip
-    assert "computed with different data" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "computed with different data" in shown
+    assert "min)" not in shown
+    target.show({"dataset": "omniglot", "backbone": "convnet4", "cells": {"RHG": {"5-1": longer | {"seconds": 210.0}}}})
+    assert "90.00 ± 1.00 (3.5 min)" in capsys.readouterr().out
 
 
 def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_path, monkeypatch, capsys):

@@ -172,8 +172,10 @@ class Table2(Target):
         if len({cell.get("data_tag") for row in cells.values() for cell in row.values()} - {None}) > 1:
             console.print("These cells were computed with different data: they do not compare.", style="bold")
         titles = [f"{c.split('-')[0]}-way {c.split('-')[1]}-shot" for c in columns]
-        rows = [[label, *(_accuracy(row.get(c)) for c in columns)] for label, row in cells.items()]
+        rows = [[label, *(_entry(row.get(c)) for c in columns)] for label, row in cells.items()]
         show_table(f"test accuracy on {results['dataset']}, {results['backbone']}, per cent", ["method", *titles], rows)
+        if any(cell["status"] == "time_limit" for row in cells.values() for cell in row.values()):
+            console.print("min: the clock stopped it after so many minutes; with more --minutes it goes on.")
         details = [
             [label, title, row[c]["steps"], f"{row[c]['seconds'] / 60:.1f}", row[c]["status"]]
             for label, row in cells.items()
@@ -201,13 +203,16 @@ class Table2(Target):
     def _draw(self, cells: dict[str, Any], columns: list[str], titles: list[str]) -> Path:
         pyplot = plt()
         figure, axes = pyplot.subplots(1, len(columns), figsize=(4 * len(columns), 3.6), squeeze=False, sharey=True)
+        colours = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
         for axis, column, title in zip(axes[0], columns, titles, strict=True):
             for label, row in cells.items():
                 if column not in row:
                     continue
                 curve = np.reshape(row[column]["validation"], (-1, 2))
-                style = {"lw": 2.2} if label == "IAPTT-GM" else {"lw": 1.1}
-                axis.plot(curve[:, 0], 100 * curve[:, 1], label=label, **style)
+                # A method's line looks the same in every panel; there are more methods than colours.
+                index = list(METHODS).index(label)
+                style = {"color": colours[index % len(colours)], "ls": "-" if index < len(colours) else "--"}
+                axis.plot(curve[:, 0], 100 * curve[:, 1], label=label, lw=2.2 if label == "IAPTT-GM" else 1.1, **style)
             axis.set(title=title, xlabel="outer step")
         axes[0, 0].set_ylabel("validation accuracy (%)")
         axes[0, -1].legend(fontsize=6, ncols=2)
@@ -258,6 +263,12 @@ def _columns(cells: dict[str, Any]) -> list[str]:
 
 def _mean(cell: dict[str, Any]) -> float:
     return cell["test accuracy"]
+
+
+def _entry(cell: dict[str, Any] | None) -> str:
+    if cell is None or cell["status"] != "time_limit":
+        return _accuracy(cell)
+    return f"{_accuracy(cell)} ({cell['seconds'] / 60:.2g} min)"
 
 
 def _accuracy(cell: dict[str, Any] | None) -> str:
