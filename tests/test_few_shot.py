@@ -639,7 +639,7 @@ def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_pat
         return len(asked)
 
     assert run(1.0) == 2
-    assert [config.feature_scale for config in asked] == [1.0, 2.5]
+    assert [config.feature_scale for config in asked] == [0.1, 2.5]
     assert all(config.distortions and config.rotations for config in asked)
     assert run(1.0) == 2
     assert run(0.5) == 2
