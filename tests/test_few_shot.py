@@ -602,6 +602,10 @@ def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
     (claim,) = target.claims({"cells": {"IAPTT-GM": {"5-1": shorter}, "RHG": {"5-1": longer}}})
     assert claim.held
     assert "up to step 2: IAPTT-GM 50.0, RHG 40.0" in claim.here
+    # Without a validation the tests are compared, and for how long each was trained is said.
+    unseen = cell | {"status": "time_limit", "validation": [], "seconds": 210.0}
+    (claim,) = target.claims({"cells": {"IAPTT-GM": {"5-1": unseen}, "RHG": {"5-1": cell}}})
+    assert "IAPTT-GM 90.00 ± 1.00 (3.5 min), RHG 90.00 ± 1.00" in claim.here
     # Whoever is ahead by that rule counts, not only the one with the best test.
     ahead = cell | {"status": "time_limit", "validation": [[2, 0.6]], "test accuracy": 0.5}
     cells = {"IAPTT-GM": {"5-1": shorter}, "RHG": {"5-1": longer}, "BDA": {"5-1": ahead}}

@@ -253,7 +253,7 @@ class Table2(Target):
 def _compare(one: str, first: dict[str, Any], two: str, second: dict[str, Any]) -> tuple[str, bool]:
     """What two runs reached, and whether the first is ahead."""
     if "time_limit" not in (first["status"], second["status"]) or not (first["validation"] and second["validation"]):
-        return f"{one} {_accuracy(first)}, {two} {_accuracy(second)}", _mean(first) > _mean(second)
+        return f"{one} {_entry(first)}, {two} {_entry(second)}", _mean(first) > _mean(second)
     both = int(min(first["validation"][-1][0], second["validation"][-1][0]))
     a, b = (100 * max(value for step, value in run["validation"] if step <= both) for run in (first, second))
     return f"best validation up to step {both}: {one} {a:.1f}, {two} {b:.1f}", a > b
