@@ -203,21 +203,43 @@ class Table2(Target):
             console.print("–: needs miniImageNet or tieredImageNet, which are not here; give --dataset and --folder.")
 
     def _draw(self, cells: dict[str, Any], columns: list[str], titles: list[str]) -> Path:
+        """Above, what each run reached in test; below, how it got there in validation."""
         pyplot = plt()
-        figure, axes = pyplot.subplots(1, len(columns), figsize=(4 * len(columns), 3.6), squeeze=False, sharey=True)
+        size = (4 * len(columns), 6.4)
+        figure, axes = pyplot.subplots(2, len(columns), figsize=size, squeeze=False)
         colours = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
-        for axis, column, title in zip(axes[0], columns, titles, strict=True):
-            for label, row in cells.items():
+        # A method's line looks the same in every panel; there are more methods than colours.
+        styles = {
+            label: {"color": colours[i % len(colours)], "ls": "-" if i < len(colours) else "--"}
+            for i, label in enumerate(METHODS)
+        }
+        shown = {}
+        for test, path, column, title in zip(*axes, columns, titles, strict=True):
+            for place, (label, row) in enumerate(cells.items()):
                 if column not in row:
                     continue
-                curve = np.reshape(row[column]["validation"], (-1, 2))
-                # A method's line looks the same in every panel; there are more methods than colours.
-                index = list(METHODS).index(label)
-                style = {"color": colours[index % len(colours)], "ls": "-" if index < len(colours) else "--"}
-                axis.plot(curve[:, 0], 100 * curve[:, 1], label=label, lw=2.2 if label == "IAPTT-GM" else 1.1, **style)
-            axis.set(title=title, xlabel="outer step")
-        axes[0, 0].set_ylabel("validation accuracy (%)")
-        axes[0, -1].legend(fontsize=6, ncols=2)
+                cell = row[column]
+                half = 100 * cell["± (95 %)"]
+                colour = styles[label]["color"]
+                test.errorbar(100 * _mean(cell), place, xerr=half, fmt="o", ms=4, color=colour, capsize=2)
+                if cell["status"] == "time_limit":
+                    minutes = f"{cell['seconds'] / 60:.2g} min"
+                    test.annotate(minutes, (100 * _mean(cell), place), (0, 4), textcoords="offset points", size=5)
+                curve = np.reshape(cell["validation"], (-1, 2))
+                if len(curve):
+                    width = 2.2 if label == "IAPTT-GM" else 1.1
+                    (shown[label],) = path.plot(
+                        curve[:, 0], 100 * curve[:, 1], marker=".", ms=4, lw=width, **styles[label]
+                    )
+            names = list(cells) if test is axes[0, 0] else [""] * len(cells)
+            test.set(title=title, xlabel="test accuracy (%)", ylim=(len(cells) - 0.5, -0.7))
+            test.set_yticks(range(len(cells)), names)
+            path.set_xlabel("outer step")
+            if not path.lines:
+                path.text(0.5, 0.5, "no run came to\nits first validation", ha="center", transform=path.transAxes)
+                path.set(xticks=[], yticks=[])
+        axes[1, 0].set_ylabel("validation accuracy (%)")
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=7)
         path = self.figure_path()
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
