@@ -214,7 +214,7 @@ class Table2(Target):
             for i, label in enumerate(METHODS)
         }
         shown = {}
-        for test, path, column, title in zip(*axes, columns, titles, strict=True):
+        for test, curves, column, title in zip(*axes, columns, titles, strict=True):
             for place, (label, row) in enumerate(cells.items()):
                 if column not in row:
                     continue
@@ -222,22 +222,20 @@ class Table2(Target):
                 half = 100 * cell["± (95 %)"]
                 colour = styles[label]["color"]
                 test.errorbar(100 * _mean(cell), place, xerr=half, fmt="o", ms=4, color=colour, capsize=2)
-                if cell["status"] == "time_limit":
-                    minutes = f"{cell['seconds'] / 60:.2g} min"
-                    test.annotate(minutes, (100 * _mean(cell), place), (0, 4), textcoords="offset points", size=5)
+                test.annotate(_minutes(cell), (100 * _mean(cell), place), (0, 4), textcoords="offset points", size=5)
                 curve = np.reshape(cell["validation"], (-1, 2))
                 if len(curve):
                     width = 2.2 if label == "IAPTT-GM" else 1.1
-                    (shown[label],) = path.plot(
+                    (shown[label],) = curves.plot(
                         curve[:, 0], 100 * curve[:, 1], marker=".", ms=4, lw=width, **styles[label]
                     )
             names = list(cells) if test is axes[0, 0] else [""] * len(cells)
             test.set(title=title, xlabel="test accuracy (%)", ylim=(len(cells) - 0.5, -0.7))
             test.set_yticks(range(len(cells)), names)
-            path.set_xlabel("outer step")
-            if not path.lines:
-                path.text(0.5, 0.5, "no run came to\nits first validation", ha="center", transform=path.transAxes)
-                path.set(xticks=[], yticks=[])
+            curves.set_xlabel("outer step")
+            if not curves.lines:
+                curves.text(0.5, 0.5, "no run came to\nits first validation", ha="center", transform=curves.transAxes)
+                curves.set(xticks=[], yticks=[])
         axes[1, 0].set_ylabel("validation accuracy (%)")
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=7)
         path = self.figure_path()
@@ -290,9 +288,13 @@ def _mean(cell: dict[str, Any]) -> float:
 
 
 def _entry(cell: dict[str, Any] | None) -> str:
-    if cell is None or cell["status"] != "time_limit":
-        return _accuracy(cell)
-    return f"{_accuracy(cell)} ({cell['seconds'] / 60:.2g} min)"
+    minutes = _minutes(cell) if cell else ""
+    return f"{_accuracy(cell)} ({minutes})" if minutes else _accuracy(cell)
+
+
+def _minutes(cell: dict[str, Any]) -> str:
+    """For how long it was trained, if the clock stopped it."""
+    return f"{cell['seconds'] / 60:.2g} min" if cell["status"] == "time_limit" else ""
 
 
 def _accuracy(cell: dict[str, Any] | None) -> str:
