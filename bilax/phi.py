@@ -15,6 +15,9 @@ from bilax.methods import Method
 from bilax.problem import Problem
 from bilax.trajectory import ArgMax, Unrolling, unroll
 
+AT_ONCE_BYTES = 16 << 10
+"""of data of the tasks that are computed side by side on CPU"""
+
 
 class Info(NamedTuple):
     """What a person may want to look at beside φ's value. Nothing here carries a derivative."""
@@ -83,9 +86,55 @@ class Tasks(eqx.Module):
                 "tasks need data whose leaves have one common leading axis, the tasks; the first axes are "
                 f"{sorted(counts)}."
             )
-        values, each = jax.vmap(lambda *task: self.phi(x, z, *task))(*data)
+        value, each = _mean((x, z, data), self.phi)
+        each = jax.lax.stop_gradient(each)
         numbers = {name: jnp.mean(getattr(each, name)) for name in ("k_bar", "lower", "residual", "solve_error")}
-        return jnp.mean(values), each._replace(**numbers, solved=jnp.all(each.solved))
+        return value, each._replace(**numbers, solved=jnp.all(each.solved))
+
+
+def tasks_at_once(data: PyTree) -> int:
+    """How many tasks are best computed side by side: all on an accelerator, on CPU so few that they stay in cache."""
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(data)]
+    count = len(leaves[0])
+    size = sum(leaf.nbytes for leaf in leaves) // count
+    fit = count if jax.default_backend() != "cpu" else AT_ONCE_BYTES // max(size, 1)
+    return max(d for d in range(1, count + 1) if count % d == 0 and d <= max(fit, 1))
+
+
+@eqx.filter_custom_vjp
+def _mean(inputs: PyTree, phi: Phi) -> tuple[Array, Info]:
+    x, z, data = inputs
+    values, each = jax.lax.map(lambda task: phi(x, z, *task), data, batch_size=tasks_at_once(data))
+    return jnp.mean(values), each
+
+
+@_mean.def_fwd
+def _mean_forward(perturbed: PyTree, inputs: PyTree, phi: Phi):
+    # As with φ itself, the gradient is computed here: forward and back through few tasks before the next ones begin,
+    # which takes the memory of few.
+    common, fixed = eqx.partition(inputs[:2], perturbed[:2])
+    own, given = eqx.partition(inputs[2], perturbed[2])
+    count, few = len(jax.tree.leaves(inputs[2])[0]), tasks_at_once(inputs[2])
+
+    def share(common, own, given):
+        x, z = eqx.combine(common, fixed)
+        values, each = jax.vmap(lambda *task: phi(x, z, *eqx.combine(*task)))(own, given)
+        return jnp.sum(values) / count, each
+
+    def add(total, part):
+        (value, each), slopes = jax.value_and_grad(share, (0, 1), has_aux=True)(common, *part)
+        return jax.tree.map(jnp.add, total, (value, slopes[0])), (each, slopes[1])
+
+    start = jax.tree.map(jnp.zeros_like, (jax.eval_shape(share, common, own, given)[0], common))
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, few, *leaf.shape[1:]), (own, given))
+    (value, common_bar), found = jax.lax.scan(add, start, parts)
+    each, own_bar = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), found)
+    return (value, each), (*common_bar, own_bar)
+
+
+@_mean.def_bwd
+def _mean_backward(gradients, cotangent, perturbed, inputs, phi):
+    return _scaled(gradients, cotangent[0], inputs)
 
 
 @eqx.filter_custom_vjp
@@ -124,11 +173,14 @@ def _phi_forward(perturbed: PyTree, inputs: PyTree, problem: Problem, method: Me
 
 @_phi.def_bwd
 def _phi_backward(gradients, cotangent, perturbed, inputs, problem, method):
-    scale = cotangent[0]
+    (seen_bar, data_bar), z_bar = gradients
+    return _scaled((seen_bar, data_bar, z_bar), cotangent[0], inputs)
+
+
+def _scaled(gradients: PyTree, scale: Array | None, inputs: PyTree) -> PyTree:
     if scale is None:
         return jax.tree.map(lambda _: None, eqx.filter(inputs, eqx.is_inexact_array))
-    (seen_bar, data_bar), z_bar = gradients
-    return jax.tree.map(lambda g: scale * g, (seen_bar, data_bar, z_bar))
+    return jax.tree.map(lambda slope: scale * slope, gradients)
 
 
 def _unrolling(problem: Problem, method: Method, combine: Callable[[PyTree], PyTree]) -> Unrolling:

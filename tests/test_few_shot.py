@@ -26,6 +26,7 @@ from bilax.experiments.few_shot_run import FewShot, Validation, load_learned, sa
 from bilax.experiments.few_shot_table import Table2
 from bilax.experiments.few_shot_use import load_trained, start_for
 from bilax.models import ConvNet4, Dense
+from bilax.phi import tasks_at_once
 
 WAY, SHOTS, QUERIES, TASKS = 3, 2, 4, 3
 KEY = jax.random.key(1)
@@ -101,19 +102,46 @@ def assert_trees_close(a, b, **options):
 # tasks
 
 
+@pytest.mark.parametrize("at_once", [1, TASKS])
 @pytest.mark.parametrize("name", ["rhg", "iaptt-gm", "maml"])
-def test_tasks_at_once_equal_a_loop_over_tasks(name):
+def test_tasks_equal_a_loop_over_tasks(name, at_once, monkeypatch):
     kind, method = METHODS[name]
     learner, episode = learner_of(kind), random_tasks()
     phi = bilax.approximate(learner.problem, method)
     z = moved(learner.y0)
-    (value, info), found = gradients(bilax.Tasks(phi), learner.x0, z, episode)
+    size = sum(np.asarray(leaf[0]).nbytes for leaf in episode)
+    monkeypatch.setattr("bilax.phi.AT_ONCE_BYTES", size * at_once)
+    assert tasks_at_once(episode) == at_once
+    tasks = jax.jit(jax.value_and_grad(bilax.Tasks(phi), (0, 1), has_aux=True))
+    (value, info), found = tasks(learner.x0, z, episode)
+    np.testing.assert_allclose(value, jax.jit(bilax.Tasks(phi))(learner.x0, z, episode)[0], rtol=1e-12)
     each = [gradients(phi, learner.x0, z, task(episode, i)) for i in range(TASKS)]
     np.testing.assert_allclose(value, np.mean([one[0][0] for one in each]), rtol=1e-12)
     mean = jax.tree.map(lambda *leaves: sum(leaves) / TASKS, *(one[1] for one in each))
     assert_trees_close(found, mean, rtol=1e-9, atol=1e-12)
     assert_trees_close(info.y, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(one[0][1].y for one in each)))
     np.testing.assert_allclose(info.k_bar, np.mean([one[0][1].k_bar for one in each]))
+
+
+@pytest.mark.parametrize(("bytes_at_once", "expected"), [(1, 1), (47, 2), (48, 3), (95, 3), (96, 6), (1 << 20, 6)])
+def test_on_cpu_so_many_tasks_go_side_by_side_as_fit_and_divide_their_number(bytes_at_once, expected, monkeypatch):
+    monkeypatch.setattr("bilax.phi.AT_ONCE_BYTES", bytes_at_once)
+    assert tasks_at_once((np.zeros((6, 2), np.float32), np.zeros((6, 1, 2), np.float32))) == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_tasks_have_a_derivative_in_their_own_data(at_once, monkeypatch):
+    problem = bilax.Problem(lambda x, y, a, n: (y - x) ** 2 * n, lambda x, y, a, n: 0.5 * (y - a * x) ** 2)
+    phi, weights = bilax.approximate(problem, bilax.rhg(3, 0.2)), jnp.arange(1, 5)
+    a = jnp.array([0.5, 2.0, -1.0, 3.0])
+    monkeypatch.setattr("bilax.phi.AT_ONCE_BYTES", at_once * (a.nbytes + weights.nbytes) // 4)
+
+    def loop(x, z, a):
+        return sum(phi(x, z, a[i], weights[i])[0] for i in range(4)) / 4
+
+    for argument in ((0, 1, 2), (2,), (1,)):
+        found = jax.grad(bilax.Tasks(phi), argument, has_aux=True)(1.5, 0.3, a, weights)[0]
+        assert_trees_close(found, jax.grad(loop, argument)(1.5, 0.3, a), rtol=1e-12)
 
 
 def test_each_task_has_its_own_k_bar():

@@ -27,6 +27,7 @@ from jaxtyping import Array, Float, PyTree
 import bilax
 from bilax.datasets.episodes import Episode
 from bilax.models import Dense
+from bilax.phi import tasks_at_once
 
 Penalty = Callable[["Linear"], Any]
 Network = Callable[[Array], Float[Array, "n features"]]
@@ -252,7 +253,7 @@ def answers(learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, task: 
 
 @eqx.filter_jit
 def _each_task(phi: bilax.Phi, x: PyTree, z: PyTree, episode: Episode) -> Array:
-    return jax.vmap(lambda task: phi(x, z, task)[0])(episode)
+    return jax.lax.map(lambda task: phi(x, z, task)[0], episode, batch_size=tasks_at_once(episode))
 
 
 def _features(network: Network, task: Episode) -> Features:

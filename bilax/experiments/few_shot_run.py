@@ -207,7 +207,7 @@ class FewShot(Run):
             make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
             shape = self.splits.train.shape
             filters = filters if self.filters is None else self.filters
-            network = make(shape[2], filters, key, self.method not in WHOLE)
+            network = make(shape[2], filters, key)
             if self.feature_scale != 1:
                 network = self._scaled(network)
             example, outputs = jnp.zeros((2, *shape), jnp.float32), self.way

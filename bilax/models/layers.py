@@ -18,19 +18,13 @@ class Convolution(eqx.Module):
     """A square convolution of odd side without bias that keeps height and width (zeros outside the picture)."""
 
     kernel: Float[Array, "side side channels filters"]
-    shared: bool = eqx.field(static=True)
-    """whether all tasks have the same kernel; MAML's have not. Only the speed on CPU depends on it."""
 
-    def __init__(self, channels: int, filters: int, key: Array, side: int = 3, shared: bool = True):
+    def __init__(self, channels: int, filters: int, key: Array, side: int = 3):
         scale = (2 / (side * side * channels)) ** 0.5
         self.kernel = scale * jax.random.normal(key, (side, side, channels, filters), jnp.float32)
-        self.shared = shared
 
     def __call__(self, x: Pictures) -> Pictures:
-        # On CPU, XLA's convolution is the faster one forward and its derivative in the kernel is the slower one; with
-        # one kernel per task it takes 6 to 9 times as long as patches × matrix.
-        cpu = convolve_shared if self.shared else convolve_patches
-        return jax.lax.platform_dependent(x, self.kernel, cpu=cpu, default=convolve)
+        return jax.lax.platform_dependent(x, self.kernel, cpu=convolve_on_cpu, default=convolve)
 
 
 def convolve(x: Pictures, kernel: Array) -> Pictures:
@@ -39,21 +33,22 @@ def convolve(x: Pictures, kernel: Array) -> Pictures:
 
 
 @jax.custom_vjp
-def convolve_shared(x: Pictures, kernel: Array) -> Pictures:
-    """The same, with a derivative in the kernel that is made for CPU."""
+def convolve_on_cpu(x: Pictures, kernel: Array) -> Pictures:
+    """The same, with our own derivative in the kernel: on CPU, XLA's convolution is fast and this derivative slow."""
     return convolve(x, kernel)
 
 
 def _convolve_forward(x: Pictures, kernel: Array) -> tuple[Pictures, tuple[Pictures, Array]]:
-    return convolve(x, kernel), (x, kernel)
+    # The rule's own forward pass is what a second derivative goes through.
+    return convolve_on_cpu(x, kernel), (x, kernel)
 
 
 def _convolve_backward(kept: tuple[Pictures, Array], slope: Pictures) -> tuple[Pictures, Array]:
     x, kernel = kept
-    return convolve_shared(slope, _turned(kernel)), _kernel_slope(x, slope, kernel.shape[0])
+    return convolve_on_cpu(slope, _turned(kernel)), _kernel_slope(x, slope, kernel.shape[0])
 
 
-convolve_shared.defvjp(_convolve_forward, _convolve_backward)
+convolve_on_cpu.defvjp(_convolve_forward, _convolve_backward)
 
 
 def _turned(kernel: Array) -> Array:
@@ -88,7 +83,7 @@ def _kernel_slope_forward(x: Pictures, slope: Pictures, side: int) -> tuple[Arra
 
 def _kernel_slope_backward(side: int, kept: tuple[Pictures, Pictures], bar: Array) -> tuple[Pictures, Pictures]:
     x, slope = kept
-    return convolve_shared(slope, _turned(bar)), convolve_shared(x, bar)
+    return convolve_on_cpu(slope, _turned(bar)), convolve_on_cpu(x, bar)
 
 
 _kernel_slope.defvjp(_kernel_slope_forward, _kernel_slope_backward)
@@ -106,11 +101,6 @@ def _by_rows(x: Pictures, slope: Float[Array, "filters positions"], side: int) -
     rows = jnp.concatenate([padded[:, :, j : j + width] for j in range(side)], axis=-1)
     parts = (rows[:, i : i + height].reshape(-1, rows.shape[-1]) for i in range(side))
     return jnp.concatenate([slope @ part for part in parts], axis=1)
-
-
-def convolve_patches(x: Pictures, kernel: Array) -> Pictures:
-    """The same as a product of a matrix of patches with the kernel as a matrix."""
-    return _patches(x, kernel.shape[0]) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def _patches(x: Pictures, side: int) -> Pictures:

@@ -1,7 +1,4 @@
-"""ConvNet-4 and ResNet-12 (appendix C): pictures of one task in, one vector of features for each out.
-
-`shared` says whether all tasks have the same kernels (see `Convolution`).
-"""
+"""ConvNet-4 and ResNet-12 (appendix C): pictures of one task in, one vector of features for each out."""
 
 import equinox as eqx
 import jax
@@ -17,8 +14,8 @@ class _Group(eqx.Module):
     convolution: Convolution
     normalization: Normalization
 
-    def __init__(self, channels: int, filters: int, key: Array, side: int = 3, shared: bool = True):
-        self.convolution = Convolution(channels, filters, key, side, shared)
+    def __init__(self, channels: int, filters: int, key: Array, side: int = 3):
+        self.convolution = Convolution(channels, filters, key, side)
         self.normalization = Normalization(filters)
 
     def __call__(self, x: Pictures) -> Pictures:
@@ -32,8 +29,8 @@ class _Block(eqx.Module):
     bias: Float[Array, " filters"]
     normalization: Normalization
 
-    def __init__(self, channels: int, filters: int, key: Array, shared: bool):
-        self.convolution = Convolution(channels, filters, key, shared=shared)
+    def __init__(self, channels: int, filters: int, key: Array):
+        self.convolution = Convolution(channels, filters, key)
         self.bias = jnp.zeros(filters, jnp.float32)
         self.normalization = Normalization(filters)
 
@@ -52,9 +49,9 @@ class ConvNet4(eqx.Module):
 
     blocks: tuple[_Block, ...]
 
-    def __init__(self, channels: int, filters: int, key: Array, shared: bool = True):
+    def __init__(self, channels: int, filters: int, key: Array):
         keys = jax.random.split(key, 4)
-        self.blocks = tuple(_Block(channels if i == 0 else filters, filters, keys[i], shared) for i in range(4))
+        self.blocks = tuple(_Block(channels if i == 0 else filters, filters, keys[i]) for i in range(4))
 
     def __call__(self, x: Pictures) -> Float[Array, "n features"]:
         for block in self.blocks:
@@ -68,10 +65,10 @@ class _Residual(eqx.Module):
     groups: tuple[_Group, ...]
     short_cut: _Group
 
-    def __init__(self, channels: int, filters: int, key: Array, shared: bool = True):
+    def __init__(self, channels: int, filters: int, key: Array):
         keys = jax.random.split(key, 4)
-        self.groups = tuple(_Group(channels if i == 0 else filters, filters, keys[i], shared=shared) for i in range(3))
-        self.short_cut = _Group(channels, filters, keys[3], 1, shared)
+        self.groups = tuple(_Group(channels if i == 0 else filters, filters, keys[i]) for i in range(3))
+        self.short_cut = _Group(channels, filters, keys[3], 1)
 
     def __call__(self, x: Pictures) -> Pictures:
         y = self.groups[0](x)
@@ -90,11 +87,11 @@ class ResNet12(eqx.Module):
     blocks: tuple[_Residual, ...]
     last: tuple[_Group, ...]
 
-    def __init__(self, channels: int, filters: int, key: Array, shared: bool = True):
+    def __init__(self, channels: int, filters: int, key: Array):
         keys = jax.random.split(key, 6)
         widths = (channels, *(filters * 2**i for i in range(4)))
-        self.blocks = tuple(_Residual(widths[i], widths[i + 1], keys[i], shared) for i in range(4))
-        self.last = tuple(_Group(widths[4], widths[4], keys[i], 1, shared) for i in (4, 5))
+        self.blocks = tuple(_Residual(widths[i], widths[i + 1], keys[i]) for i in range(4))
+        self.last = tuple(_Group(widths[4], widths[4], keys[i], 1) for i in (4, 5))
 
     def __call__(self, x: Pictures) -> Float[Array, "n features"]:
         for block in self.blocks:
