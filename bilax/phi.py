@@ -16,7 +16,7 @@ from bilax.problem import Problem
 from bilax.trajectory import ArgMax, Unrolling, unroll
 
 AT_ONCE_BYTES = 16 << 10
-"""of data of the tasks that are computed side by side on CPU"""
+"""of data that tasks computed side by side on CPU have together at the most"""
 
 
 class Info(NamedTuple):

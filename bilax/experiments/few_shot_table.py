@@ -177,7 +177,7 @@ class Table2(Target):
         rows = [[label, *(_entry(row.get(c)) for c in columns)] for label, row in cells.items()]
         show_table(f"test accuracy on {results['dataset']}, {results['backbone']}, per cent", ["method", *titles], rows)
         if any(cell["status"] == "time_limit" for row in cells.values() for cell in row.values()):
-            console.print("min: the clock stopped it after so many minutes; with more --minutes it goes on.")
+            console.print("steps: the clock stopped it after so many outer steps; with more --minutes it goes on.")
         details = [
             [label, title, row[c]["steps"], f"{row[c]['seconds'] / 60:.1f}", row[c]["status"]]
             for label, row in cells.items()
@@ -222,7 +222,7 @@ class Table2(Target):
                 half = 100 * cell["± (95 %)"]
                 colour = styles[label]["color"]
                 test.errorbar(100 * _mean(cell), place, xerr=half, fmt="o", ms=4, color=colour, capsize=2)
-                test.annotate(_minutes(cell), (100 * _mean(cell), place), (0, 4), textcoords="offset points", size=5)
+                test.annotate(_stopped(cell), (100 * _mean(cell), place), (0, 4), textcoords="offset points", size=5)
                 curve = np.reshape(cell["validation"], (-1, 2))
                 if len(curve):
                     width = 2.2 if label == "IAPTT-GM" else 1.1
@@ -254,29 +254,28 @@ class Table2(Target):
             if "IAPTT-GM" not in row:
                 continue
             task = "{}-way {}-shot".format(*column.split("-"))
-            others = sorted((label for label in row if label != "IAPTT-GM"), key=lambda label: -_mean(row[label]))
-            found = [_compare("IAPTT-GM", row["IAPTT-GM"], label, row[label]) for label in others]
+            found = [_compare("IAPTT-GM", row["IAPTT-GM"], other, row[other]) for other in row if other != "IAPTT-GM"]
             if found:
-                # The first that is ahead of it, or else the one with the best test.
-                said, held = next((one for one in found if not one[1]), found[0])
-                claims.append(Claim(f"{task}: IAPTT-GM is best", said, held))
+                said, lead = min(found, key=lambda pair: pair[1])
+                claims.append(Claim(f"{task}: IAPTT-GM is best", said, lead > 0))
             pairs = [
                 (f"{task}: truncation helps", "IAPTT-GM", "IA-GM (ANIL)"),
                 (f"{task}: ℓ_q helps", "IAPTT-GM + ℓ_q", "IAPTT-GM"),
             ]
-            for said, one, two in pairs:
+            for what, one, two in pairs:
                 if one in row and two in row:
-                    claims.append(Claim(said, *_compare(one, row[one], two, row[two])))
+                    said, lead = _compare(one, row[one], two, row[two])
+                    claims.append(Claim(what, said, lead > 0))
         return claims
 
 
-def _compare(one: str, first: dict[str, Any], two: str, second: dict[str, Any]) -> tuple[str, bool]:
-    """What two runs reached, and whether the first is ahead."""
+def _compare(one: str, first: dict[str, Any], two: str, second: dict[str, Any]) -> tuple[str, float]:
+    """What two runs reached, and how far the first is ahead."""
     if "time_limit" not in (first["status"], second["status"]) or not (first["validation"] and second["validation"]):
-        return f"{one} {_entry(first)}, {two} {_entry(second)}", _mean(first) > _mean(second)
+        return f"{one} {_entry(first)}, {two} {_entry(second)}", _mean(first) - _mean(second)
     both = int(min(first["validation"][-1][0], second["validation"][-1][0]))
-    a, b = (100 * max(value for step, value in run["validation"] if step <= both) for run in (first, second))
-    return f"best validation up to step {both}: {one} {a:.1f}, {two} {b:.1f}", a > b
+    a, b = (max(value for step, value in run["validation"] if step <= both) for run in (first, second))
+    return f"best validation up to step {both}: {one} {100 * a:.1f}, {two} {100 * b:.1f}", a - b
 
 
 def _columns(cells: dict[str, Any]) -> list[str]:
@@ -288,13 +287,13 @@ def _mean(cell: dict[str, Any]) -> float:
 
 
 def _entry(cell: dict[str, Any] | None) -> str:
-    minutes = _minutes(cell) if cell else ""
-    return f"{_accuracy(cell)} ({minutes})" if minutes else _accuracy(cell)
+    stopped = _stopped(cell) if cell else ""
+    return f"{_accuracy(cell)} ({stopped})" if stopped else _accuracy(cell)
 
 
-def _minutes(cell: dict[str, Any]) -> str:
-    """For how long it was trained, if the clock stopped it."""
-    return f"{cell['seconds'] / 60:.2g} min" if cell["status"] == "time_limit" else ""
+def _stopped(cell: dict[str, Any]) -> str:
+    """After how many outer steps the clock stopped it, if it did."""
+    return f"{cell['steps']} steps" if cell["status"] == "time_limit" else ""
 
 
 def _accuracy(cell: dict[str, Any] | None) -> str:
