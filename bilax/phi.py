@@ -122,14 +122,13 @@ def _mean_forward(perturbed: PyTree, inputs: PyTree, phi: Phi):
         return jnp.sum(values) / count, each
 
     def add(total, part):
-        (value, each), slopes = jax.value_and_grad(share, (0, 1), has_aux=True)(common, *part)
-        return jax.tree.map(jnp.add, total, (value, slopes[0])), (each, slopes[1])
+        (value, each), (common_bar, own_bar) = jax.value_and_grad(share, (0, 1), has_aux=True)(common, *part)
+        return jax.tree.map(jnp.add, total, common_bar), (value, each, own_bar)
 
-    start = jax.tree.map(jnp.zeros_like, (jax.eval_shape(share, common, own, given)[0], common))
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, few, *leaf.shape[1:]), (own, given))
-    (value, common_bar), found = jax.lax.scan(add, start, parts)
+    common_bar, (values, *found) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, common), parts)
     each, own_bar = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), found)
-    return (value, each), (*common_bar, own_bar)
+    return (jnp.sum(values), each), (*common_bar, own_bar)
 
 
 @_mean.def_bwd
