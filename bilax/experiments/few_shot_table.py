@@ -232,7 +232,7 @@ class Table2(Target):
             names = list(cells) if test is axes[0, 0] else [""] * len(cells)
             test.set(title=title, xlabel="test accuracy (%)", ylim=(len(cells) - 0.5, -0.7))
             test.set_yticks(range(len(cells)), names)
-            curves.set_xlabel("outer step")
+            curves.set(xlabel="outer step", xlim=(0, None))
             if not curves.lines:
                 curves.text(0.5, 0.5, "no run came to\nits first validation", ha="center", transform=curves.transAxes)
                 curves.set(xticks=[], yticks=[])
