@@ -94,11 +94,14 @@ class Tasks(eqx.Module):
 
 def tasks_at_once(data: PyTree) -> int:
     """How many tasks are best computed side by side: all on an accelerator, on CPU so few that they stay in cache."""
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(data)]
-    count = len(leaves[0])
-    size = sum(leaf.nbytes for leaf in leaves) // count
-    fit = count if jax.default_backend() != "cpu" else AT_ONCE_BYTES // max(size, 1)
-    return max(d for d in range(1, count + 1) if count % d == 0 and d <= max(fit, 1))
+    leaves = jax.tree.leaves(data)
+    count, size = len(leaves[0]), sum(leaf.nbytes for leaf in leaves)
+    return count if jax.default_backend() != "cpu" else most_within(AT_ONCE_BYTES, count, size // count)
+
+
+def most_within(limit: int, count: int, size: int) -> int:
+    """The largest divisor of `count` that keeps so many things of `size` bytes within `limit`, or 1."""
+    return max(d for d in range(1, count + 1) if count % d == 0 and (d == 1 or d * size <= limit))
 
 
 @eqx.filter_custom_vjp

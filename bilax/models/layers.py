@@ -11,7 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from bilax.phi import most_within
+
 Pictures = Float[Array, "n _ _ _"]
+
+PATCH_BYTES = 4 << 20
+"""of neighbourhoods that are multiplied at a time"""
 
 
 class Convolution(eqx.Module):
@@ -65,7 +70,7 @@ def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
     # Few pictures at a time, and one task after the other, so that what is multiplied stays in cache.
     @jax.custom_batching.sequential_vmap
     def one_task(x, slope):
-        count = _few(len(x), x[0].size * side**2 * x.dtype.itemsize)
+        count = most_within(PATCH_BYTES, len(x), x[0].size * side**2 * x.dtype.itemsize)
 
         def add(total, part):
             return total + products(part[0], part[1].reshape(-1, filters).T, side), None
@@ -109,11 +114,6 @@ def _patches(x: Pictures, side: int) -> Pictures:
     padded = jnp.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
     shifted = [padded[:, i : i + height, j : j + width] for i in range(side) for j in range(side)]
     return jnp.concatenate(shifted, axis=-1)
-
-
-def _few(count: int, size: int) -> int:
-    """The largest divisor of `count` that keeps so many things of `size` bytes within 4 MB, or 1."""
-    return max(d for d in range(1, count + 1) if count % d == 0 and (d == 1 or d * size <= 4 << 20))
 
 
 class Normalization(eqx.Module):
