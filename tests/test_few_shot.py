@@ -650,14 +650,14 @@ def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
     assert "90.00 ± 1.00 (210 steps)" in capsys.readouterr().out
 
 
-def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_path, monkeypatch, capsys):
-    asked = []
+def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys):
+    asked, status = [], "time_limit"
 
     def train(config):
         asked.append(config)
         minutes = config.minutes
         return {
-            "status": "time_limit", "steps": 4, "seconds": 60 * minutes, "k_bar": 1, "validation": [[2, 0.5]],
+            "status": status, "steps": 4, "seconds": 60 * minutes, "k_bar": 1, "validation": [[2, 0.5], [4, 0.4]],
             "data_tag": "a",
             "measures": {"test accuracy": 0.9, "± (95 %)": 0.01},
         }  # fmt: skip
@@ -677,7 +677,7 @@ def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_pat
     assert run(0.5) == 2
     assert run(2.0) == 4
     with pytest.raises(SystemExit):
-        run(2.0, patience=7)
+        run(2.0, outer_steps=7)
     assert "complete run of other settings" in capsys.readouterr().err
     again = Table2(tasks=("5-1",), out=tmp_path, runs=tmp_path, redraw=True)
     results = again.stored()
@@ -686,6 +686,10 @@ def test_table_2_stores_its_cells_and_goes_on_where_the_clock_stopped_it(tmp_pat
     assert again.show(results) == [tmp_path / "table-2.png"]
     assert again.claims(results) == []
     assert capsys.readouterr().out.count("not run") == 10
+    status = "stopped_by_callback"
+    assert run(3.0, patience=2) == 6
+    assert run(4.0, patience=2) == 6
+    assert run(3.0, patience=3) == 8
     nothing = Table2(dataset="mini-imagenet", out=tmp_path, redraw=True)
     assert nothing.show(nothing.stored()) == []
 

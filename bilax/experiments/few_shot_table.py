@@ -70,8 +70,8 @@ class Table2(Target):
 
     On Omniglot (5-way 1-shot and 5-shot, 20-way 1-shot) by default; on miniImageNet or tieredImageNet where you have
     them. Each run ends when validation has not improved for --patience outer steps, or after --minutes. Runs that are
-    stored with the same settings are read, so the command can be broken off and given again; those that ended by the
-    clock go on if --minutes has grown. --quick takes a few steps on scikit-learn's digits.
+    stored with the same settings are read, so the command can be broken off and given again; those that the clock or
+    patience ended go on if --minutes or --patience has grown. --quick takes a few steps on scikit-learn's digits.
     """
 
     dataset: Annotated[Dataset, Arg(help="what to train and test on")] = "omniglot"
@@ -82,7 +82,7 @@ class Table2(Target):
     tasks: Annotated[tuple[str, ...], Arg(help="columns: WAY-SHOTS, as 5-1 5-5 20-1")] = ()
     outer_steps: Annotated[int, Arg(help="T, outer steps at the most")] = 20_000
     validate_every: Annotated[int, Arg(help="outer steps between validations")] = 250
-    patience: Annotated[int, Arg(help="end after so many outer steps without a better validation")] = 1500
+    patience: Annotated[int, Arg(help="end after so many outer steps without a better validation")] = 1000
     minutes: Annotated[float, Arg(help="of training at the most, for each run")] = 60.0
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-2")
 
@@ -129,7 +129,7 @@ class Table2(Target):
 
     def stored(self) -> dict[str, Any]:
         """The cells that have been computed, however long they were given."""
-        return super().stored() if self.quick else dataclasses.replace(self, minutes=0.0)._all()
+        return super().stored() if self.quick else dataclasses.replace(self, minutes=0.0, patience=1)._all()
 
     def _all(self) -> dict[str, Any]:
         unknown = set(self.methods) - set(METHODS)
@@ -147,8 +147,8 @@ class Table2(Target):
     def _cell(self, label: str, way: int, shots: int) -> dict[str, Any] | None:
         config = self.config(label, way, shots)
         path = self.out / self.name / f"{self._stem(label, way, shots)}.json"
-        found = None if self.quick else stored_results(path, config, ("minutes",))
-        if found is not None and (found["status"] != "time_limit" or found["seconds"] >= 60 * self.minutes):
+        found = None if self.quick else stored_results(path, config, ("minutes", "patience"))
+        if found is not None and not self._goes_on(found):
             return found
         if self.redraw:
             return None
@@ -166,6 +166,13 @@ class Table2(Target):
         if not self.quick:
             save_json(path, config, cell)
         return cell
+
+    def _goes_on(self, cell: dict[str, Any]) -> bool:
+        """Whether a stored run ended by a limit that has been raised since."""
+        if cell["status"] == "time_limit":
+            return cell["seconds"] < 60 * self.minutes
+        best = max(cell["validation"], key=lambda pair: pair[1])[0] if cell["validation"] else 0
+        return cell["status"] == "stopped_by_callback" and cell["steps"] - best < self.patience
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         """Ours, then the paper's table with what is missing, and the validation curves."""
