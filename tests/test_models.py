@@ -14,21 +14,25 @@ KEY = jax.random.key(0)
 
 @pytest.mark.parametrize("channels", [3, 9])
 @pytest.mark.parametrize("side", [1, 3, 5])
-def test_our_way_to_convolve_is_the_convolution_over_tasks(side, channels):
-    x = jax.random.normal(KEY, (2, 3, 5, 7, channels))
-    kernel = jax.random.normal(KEY, (side, side, channels, 4))
-    np.testing.assert_allclose(convolve_on_cpu(x[0], kernel), convolve(x[0], kernel), atol=1e-12)
+@pytest.mark.parametrize("axes", [(0, None), (None, 3), (1, 0)])
+def test_our_way_to_convolve_is_the_convolution_over_tasks(axes, side, channels):
+    shapes = (3, 5, 7, channels), (side, side, channels, 4)
+    x, kernel = (
+        jax.random.normal(KEY, shape if axis is None else (*shape[:axis], 2, *shape[axis:]))
+        for shape, axis in zip(shapes, axes, strict=True)
+    )
 
-    def loss(convolution):
-        over_tasks = jax.vmap(convolution, (0, None))
-        return jax.grad(lambda x, kernel: jnp.sum(over_tasks(x, kernel) ** 3), (0, 1))(x, kernel)
+    def value_and_slopes(convolution):
+        over_tasks = jax.vmap(convolution, axes)
+        slopes = jax.grad(lambda x, kernel: jnp.sum(over_tasks(x, kernel) ** 3), (0, 1))
+        return over_tasks(x, kernel), *slopes(x, kernel)
 
-    for a, b in zip(loss(convolve_on_cpu), loss(convolve), strict=True):
+    for a, b in zip(value_and_slopes(convolve_on_cpu), value_and_slopes(convolve), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("channels", [3, 9])
-def test_the_second_derivative_of_a_convolution_is_the_convolutions(channels):
+def test_derivatives_of_a_convolution_are_right_in_any_order_and_mode(channels):
     x, kernel = jax.random.normal(KEY, (2, 4, 5, channels)), jax.random.normal(KEY, (3, 3, channels, 2))
 
     def squared_slope(convolution):
@@ -37,6 +41,18 @@ def test_the_second_derivative_of_a_convolution_is_the_convolutions(channels):
 
     for a, b in zip(squared_slope(convolve_on_cpu), squared_slope(convolve), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    jax.test_util.check_grads(jax.jit(convolve_on_cpu), (x, kernel), 2, ["fwd", "rev"])
+
+
+def test_the_hessian_of_a_network_can_be_multiplied():
+    x, target = jax.random.normal(KEY, (6, 8, 8, 1)), jax.random.normal(KEY, (6, 4))
+    network = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), ConvNet4(1, 4, KEY))
+    slope = jax.grad(lambda network: jnp.sum((network(x) - target) ** 2))
+    way = jax.tree.map(jnp.cos, network)
+    forward = jax.jit(lambda at: jax.jvp(slope, (at,), (way,))[1])(network)
+    (backward,) = jax.jit(lambda at: jax.vjp(slope, at)[1](way))(network)
+    for a, b in zip(jax.tree.leaves(forward), jax.tree.leaves(backward), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
 
 
 def test_few_pictures_at_a_time_give_the_derivative_of_all():

@@ -5,10 +5,14 @@ of one task's pictures.
 """
 
 import functools
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, Integer
 
 from bilax.phi import most_within
@@ -37,23 +41,9 @@ def convolve(x: Pictures, kernel: Array) -> Pictures:
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-@jax.custom_vjp
 def convolve_on_cpu(x: Pictures, kernel: Array) -> Pictures:
     """The same, with our own derivative in the kernel: on CPU, XLA's convolution is fast and this derivative slow."""
-    return convolve(x, kernel)
-
-
-def _convolve_forward(x: Pictures, kernel: Array) -> tuple[Pictures, tuple[Pictures, Array]]:
-    # The rule's own forward pass is what a second derivative goes through.
-    return convolve_on_cpu(x, kernel), (x, kernel)
-
-
-def _convolve_backward(kept: tuple[Pictures, Array], slope: Pictures) -> tuple[Pictures, Array]:
-    x, kernel = kept
-    return convolve_on_cpu(slope, _turned(kernel)), _kernel_slope(x, slope, kernel.shape[0])
-
-
-convolve_on_cpu.defvjp(_convolve_forward, _convolve_backward)
+    return _convolution.bind(x, kernel)
 
 
 def _turned(kernel: Array) -> Array:
@@ -61,37 +51,61 @@ def _turned(kernel: Array) -> Array:
     return jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
-    """The derivative of Σ slope · convolve(x, kernel) in the kernel, which is linear in x and in the slope."""
+    """The derivative of Σ slope · convolve(x, kernel) in the kernel."""
     channels, filters = x.shape[-1], slope.shape[-1]
     products = _by_patches if channels < 8 else _by_rows
+    # Few pictures at a time, so that what is multiplied stays in cache.
+    count = most_within(PATCH_BYTES, len(x), x[0].size * side**2 * x.dtype.itemsize)
 
-    # Few pictures at a time, and one task after the other, so that what is multiplied stays in cache.
-    @jax.custom_batching.sequential_vmap
-    def one_task(x, slope):
-        count = most_within(PATCH_BYTES, len(x), x[0].size * side**2 * x.dtype.itemsize)
+    def add(total, part):
+        return total + products(part[0], part[1].reshape(-1, filters).T, side), None
 
-        def add(total, part):
-            return total + products(part[0], part[1].reshape(-1, filters).T, side), None
-
-        parts = tuple(leaf.reshape(-1, count, *leaf.shape[1:]) for leaf in (x, slope))
-        total, _ = jax.lax.scan(add, jnp.zeros((filters, side * side * channels), x.dtype), parts)
-        return total.T.reshape(side, side, channels, filters)
-
-    return one_task(x, slope)
+    parts = tuple(leaf.reshape(-1, count, *leaf.shape[1:]) for leaf in (x, slope))
+    total, _ = jax.lax.scan(add, jnp.zeros((filters, side * side * channels), x.dtype), parts)
+    return total.T.reshape(side, side, channels, filters)
 
 
-def _kernel_slope_forward(x: Pictures, slope: Pictures, side: int) -> tuple[Array, tuple[Pictures, Pictures]]:
-    return _kernel_slope(x, slope, side), (x, slope)
+def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
+    """`compute` as an operation of its own, for which we tell JAX the derivatives."""
+    primitive = Primitive(name)
+    primitive.def_impl(compute)
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
+
+    def out(*arrays, **options):
+        like = jax.eval_shape(functools.partial(compute, **options), *arrays)
+        return ShapedArray(like.shape, like.dtype)
+
+    def batched(arrays, axes, **options):
+        # One task after the other, so that what is multiplied stays in cache.
+        mapped = [jnp.moveaxis(array, axis, 0) for array, axis in zip(arrays, axes, strict=True) if axis is not None]
+
+        def one(parts):
+            rest = iter(parts)
+            both = (array if axis is None else next(rest) for array, axis in zip(arrays, axes, strict=True))
+            return primitive.bind(*both, **options)
+
+        return jax.lax.map(one, mapped), 0
+
+    primitive.def_abstract_eval(out)
+    batching.primitive_batchers[primitive] = batched
+    return primitive
 
 
-def _kernel_slope_backward(side: int, kept: tuple[Pictures, Pictures], bar: Array) -> tuple[Pictures, Pictures]:
-    x, slope = kept
-    return convolve_on_cpu(slope, _turned(bar)), convolve_on_cpu(x, bar)
-
-
-_kernel_slope.defvjp(_kernel_slope_forward, _kernel_slope_backward)
+# Both are linear in each of their arrays, and the transpose of either in either array is one of the two. So all
+# derivatives of any order, forward and backward, are made of these two.
+_convolution = _primitive("convolution", convolve)
+_convolution_slope = _primitive("convolution_slope", _kernel_slope)
+ad.defbilinear(
+    _convolution,
+    lambda slope, x, kernel: convolve_on_cpu(slope, _turned(kernel)),
+    lambda slope, x, kernel: _convolution_slope.bind(x, slope, side=kernel.aval.shape[0]),
+)
+ad.defbilinear(
+    _convolution_slope,
+    lambda bar, x, slope, side: convolve_on_cpu(slope, _turned(bar)),
+    lambda bar, x, slope, side: convolve_on_cpu(x, bar),
+)
 
 
 def _by_patches(x: Pictures, slope: Float[Array, "filters positions"], side: int) -> Array:
