@@ -4,6 +4,7 @@ A checkpoint is a folder `step-000000123` holding what orbax wrote and a `manife
 file. It is written under another name and renamed last, so a reader never sees half of one.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -12,6 +13,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
+
+try:
+    import fcntl
+except ImportError:  # Windows: there, two runs in one folder go unnoticed
+    fcntl = None
 
 PREFIX = "step-"
 PARTIAL = ".writing-"
@@ -52,8 +59,12 @@ class Saving:
         return Path(self.folder).absolute()
 
 
-def prepare(saving: Saving, *, resume: bool) -> None:
-    """Makes the folder and refuses one that cannot be written, or that holds a run not to be resumed."""
+@contextlib.contextmanager
+def opened(saving: Saving, *, resume: bool) -> Iterator[None]:
+    """Makes the folder and keeps it for this run alone.
+
+    Refuses one that cannot be written, that another run is writing, or that holds a run not to be resumed.
+    """
     try:
         saving.path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=saving.path):
@@ -63,12 +74,35 @@ def prepare(saving: Saving, *, resume: bool) -> None:
             f"cannot write to the folder {saving.folder} of Saving(folder=...): {error.strerror or error}. "
             "Choose a folder that you may write to."
         ) from error
-    _sweep_partial(saving)
-    if not resume and steps_saved(saving.path):
-        raise FileExistsError(
-            f"{saving.folder} already holds a run (steps {steps_saved(saving.path)}). Go on with it by resume=True, "
-            "or choose another folder."
-        )
+    with _alone(saving):
+        _sweep_partial(saving)
+        if not resume and steps_saved(saving.path):
+            raise FileExistsError(
+                f"{saving.folder} already holds a run (steps {steps_saved(saving.path)}). Go on with it by "
+                "resume=True, or choose another folder."
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _alone(saving: Saving) -> Iterator[None]:
+    if fcntl is None:
+        yield
+        return
+    folder = os.open(saving.path, os.O_RDONLY)
+    try:
+        try:
+            # The system forgets this lock when the process ends, in whatever way.
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"another run is writing to {saving.folder}: wait until it has ended, or choose another folder."
+            ) from None
+        except OSError:
+            pass  # a disk without locks
+        yield
+    finally:
+        os.close(folder)
 
 
 def steps_saved(folder: Path) -> list[int]:

@@ -55,14 +55,13 @@ def drive(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int, watch: Wat
     state = _begin(loop, x0, y0, key, batch)
     capacity = min(steps, CAPACITY) if batch is None else _batch_capacity(batch, steps)
     history, saver = [], None
-    if watch.saving is not None:
-        saver = _Saver(watch.saving, _configuration(loop, state, batch))
-        checkpoint.prepare(watch.saving, resume=watch.resume)
-        if watch.resume:
-            state, history = saver.restore(state, _empty_history(loop, state, batch))
-
-    ended, pace, done = Status.step_limit, _Pace(capacity), int(state.step)
     with contextlib.ExitStack() as stack:
+        if watch.saving is not None:
+            saver = _Saver(watch.saving, _configuration(loop, state, batch))
+            stack.enter_context(checkpoint.opened(watch.saving, resume=watch.resume))
+            if watch.resume:
+                state, history = saver.restore(state, _empty_history(loop, state, batch))
+        ended, pace, done = Status.step_limit, _Pace(capacity), int(state.step)
         received = stack.enter_context(_signals())
         display = stack.enter_context(_display(watch.progress, steps, done))
         reader = None

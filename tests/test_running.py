@@ -123,6 +123,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, data):
     assert_same(run(data=data, saving=bilax.Saving(tmp_path / "c"), resume=True), whole)
 
 
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    saving, met = bilax.Saving(tmp_path, every_steps=20), []
+
+    def another(state, history):
+        with pytest.raises(OSError, match=r"another run is writing to .*choose another folder"):
+            run(saving=saving, resume=True)
+        met.append(int(state.step))
+
+    whole = run(saving=saving, callbacks=[another], strict_callbacks=True)
+    assert met
+    assert_same(run(saving=saving, resume=True), whole)
+
+
 def test_only_the_last_and_the_best_checkpoints_are_kept(tmp_path):
     solution = run(saving=bilax.Saving(tmp_path, every_steps=5, keep=2))
     kept = steps_saved(tmp_path)
