@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -270,15 +271,18 @@ class Validation:
     def __call__(self, state: Any, history: Any) -> bool:
         step = int(state.step)
         if step % self.every == 0 and step not in dict(self.seen):
-            value = self.validate(state.x, state.z)
-            if value > max((value for _, value in self.seen), default=-np.inf):
+            self.seen.append((step, self.validate(state.x, state.z)))
+            if best_step(self.seen) == step:
                 save_learned(self.folder, (state.x, state.z))
-            self.seen.append((step, value))
             write_whole(self.path, json.dumps(self.seen).encode())
         if self.patience is None or not self.seen:
             return False
-        best = max(self.seen, key=lambda pair: pair[1])[0]
-        return step - best >= self.patience
+        return step - best_step(self.seen) >= self.patience
+
+
+def best_step(validation: Sequence[Sequence[int | float]]) -> int:
+    """The step of the best of (step, value), the first where single precision sees no difference."""
+    return int(max(validation, key=lambda pair: round(pair[1], 6))[0])
 
 
 def draw_episode(task: Episode, scores: Any, per_class: int = 10) -> bytes:

@@ -23,7 +23,7 @@ from bilax.experiments.common import (
     show_table,
     stored_results,
 )
-from bilax.experiments.few_shot_run import MEANS, WHOLE, FewShot
+from bilax.experiments.few_shot_run import MEANS, WHOLE, FewShot, best_step
 from bilax.experiments.single import EXIT_CODES
 
 PAPER = {
@@ -171,7 +171,7 @@ class Table2(Target):
         """Whether a stored run ended by a limit that has been raised since."""
         if cell["status"] == "time_limit":
             return cell["seconds"] < 60 * self.minutes
-        best = max(cell["validation"], key=lambda pair: pair[1])[0] if cell["validation"] else 0
+        best = best_step(cell["validation"]) if cell["validation"] else 0
         return cell["status"] == "stopped_by_callback" and cell["steps"] - best < self.patience
 
     def show(self, results: dict[str, Any]) -> list[Path]:
