@@ -6,6 +6,7 @@ import jax.test_util
 import numpy as np
 import pytest
 
+import bilax
 from bilax.models import ConvNet4, Dense, ResNet12
 from bilax.models.layers import Normalization, convolve, convolve_on_cpu, max_pool
 
@@ -46,15 +47,24 @@ def test_derivatives_of_a_convolution_are_right_in_any_order_and_mode(channels):
     assert "conv_general_dilated" not in str(jax.make_jaxpr(lambda: squared_slope(convolve_on_cpu))())
 
 
-def test_the_hessian_of_a_network_can_be_multiplied():
+def test_a_network_can_be_the_follower_of_forward_and_implicit_rules():
     x, target = jax.random.normal(KEY, (6, 8, 8, 1)), jax.random.normal(KEY, (6, 4))
     network = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), ConvNet4(1, 4, KEY))
-    slope = jax.grad(lambda network: jnp.sum((network(x) - target) ** 2))
-    way = jax.tree.map(jnp.cos, network)
-    forward = jax.jit(lambda at: jax.jvp(slope, (at,), (way,))[1])(network)
-    (backward,) = jax.jit(lambda at: jax.vjp(slope, at)[1](way))(network)
-    for a, b in zip(jax.tree.leaves(forward), jax.tree.leaves(backward), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
+
+    def lower(weight, network):
+        decay = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(network))
+        return jnp.mean((network(x) - target) ** 2) + weight * decay
+
+    problem = bilax.Problem(lambda weight, network: jnp.mean((network(x) + target) ** 2), lower)
+
+    def slope(method):
+        phi = bilax.approximate(problem, method)
+        return jax.jit(jax.grad(lambda weight: phi(weight, network)[0]))(jnp.asarray(1.0))
+
+    # With enough steps the implicit rule sees the same follower as the one that goes through all of them.
+    forward, reverse, implicit = slope(bilax.fhg(3, 0.1)), slope(bilax.rhg(300, 0.1)), slope(bilax.ls(300, 0.1))
+    np.testing.assert_allclose(forward, slope(bilax.rhg(3, 0.1)), rtol=1e-9)
+    np.testing.assert_allclose(implicit, reverse, rtol=1e-4)
 
 
 def test_few_pictures_at_a_time_give_the_derivative_of_all():
