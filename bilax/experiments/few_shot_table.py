@@ -233,8 +233,8 @@ class Table2(Target):
                 curve = np.reshape(cell["validation"], (-1, 2))
                 if len(curve):
                     width = 2.2 if label == "IAPTT-GM" else 1.1
-                    (shown[label],) = curves.plot(
-                        curve[:, 0], 100 * curve[:, 1], marker=".", ms=4, lw=width, **styles[label]
+                    (shown[label],) = curves.semilogy(
+                        curve[:, 0], 100 - 100 * curve[:, 1], marker=".", ms=4, lw=width, **styles[label]
                     )
             names = list(cells) if test is axes[0, 0] else [""] * len(cells)
             test.set(title=title, xlabel="test accuracy (%)", ylim=(len(cells) - 0.5, -0.7))
@@ -243,7 +243,9 @@ class Table2(Target):
             if not curves.lines:
                 curves.text(0.5, 0.5, "no run came to\nits first validation", ha="center", transform=curves.transAxes)
                 curves.set(xticks=[], yticks=[])
-        axes[1, 0].set_ylabel("validation accuracy (%)")
+            for spell in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
+                spell("{x:g}")
+        axes[1, 0].set_ylabel("validation error (%)")
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=7)
         path = self.figure_path()
         path.parent.mkdir(parents=True, exist_ok=True)
