@@ -115,6 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config.main()
     except BrokenPipeError:
         sys.exit(141)
+    except KeyboardInterrupt:
+        print(f"\nbilax {name}: broken off.", file=sys.stderr)
+        sys.exit(130)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -119,6 +119,17 @@ def test_interrupts_give_the_usual_exit_code(tmp_path):
     assert runs.read_run(folder).result["status"] == "interrupted"  # pyright: ignore[reportOptionalSubscript]
 
 
+def test_ctrl_c_outside_a_run_ends_without_a_traceback(monkeypatch, capsys):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.load("bilax.experiments.demo:Demo"), "main", stop)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo"])
+    assert ended.value.code == 130
+    assert "bilax demo: broken off" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "count", "expected"),
     [("bilax run toy --inn", 3, "--inner-steps"), ("bilax clean --tru", 2, "--trusted"), ("bilax eva", 1, "evaluate")],

@@ -4,6 +4,7 @@ import itertools
 import json
 import pickle
 import shutil
+import signal
 import types
 from pathlib import Path
 from typing import Any
@@ -719,6 +720,31 @@ def test_the_clock_ends_a_run_and_more_time_goes_on(tmp_path):
     assert third["seconds"] > second["seconds"]
     assert json.loads((tmp_path / "result.json").read_text())["seconds"] == third["seconds"]
     np.testing.assert_array_equal(second["validation"][: len(first["validation"])], first["validation"])
+
+
+def test_a_run_that_is_broken_off_does_not_stay_for_its_test(tmp_path, capsys, monkeypatch):
+    words = "run few-shot --dataset digits --method protonet --filters 2 --queries 2 --test-tasks 20 --seed 0 1".split()
+    words += ["--outer-steps", "4", "--out", str(tmp_path)]
+
+    def break_off(self, seed, folder):
+        return [lambda state, history: signal.raise_signal(signal.SIGTERM)] if seed == 1 else []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FewShot, "callbacks", break_off)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+    assert ended.value.code == 143
+    table = capsys.readouterr().out
+    assert "test accuracy" in table  # of the first seed
+    assert "resume=True goes on" in table
+    broken = json.loads((tmp_path / "seed-1" / "result.json").read_text())
+    assert (broken["status"], broken["measures"]) == ("terminated", {})
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--resume"])
+    assert ended.value.code == 0
+    whole = json.loads((tmp_path / "seed-1" / "result.json").read_text())
+    assert whole["status"] == "step_limit"
+    assert 0 < whole["measures"]["test accuracy"] <= 1
 
 
 @pytest.mark.parametrize("kind", ["heads", "networks"])

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,9 +27,9 @@ from bilax.datasets.episodes import Episode, Episodes, Sinusoids, load_digit_tas
 from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet
 from bilax.datasets.omniglot import load_omniglot
 from bilax.experiments import few_shot
-from bilax.experiments.common import Arg, plt
+from bilax.experiments.common import Arg, plt, steps
 from bilax.experiments.few_shot import Learner, LqPenalty
-from bilax.experiments.single import Run, Setup
+from bilax.experiments.single import EXIT_CODES, Run, Setup
 from bilax.models import ConvNet4, Dense, ResNet12
 from bilax.runs import write_whole
 
@@ -170,10 +171,12 @@ class FewShot(Run):
     def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
         if self.validate_every is None or not (folder / LEARNED).exists():
             save_learned(folder, (solution.x, solution.z))
+        if solution.status in EXIT_CODES:
+            return {}  # who breaks a run off does not wait for its test
         learner, method = self.learner(0), self.make_method()
         x, z = load_learned(folder, (learner.x0, learner.y0))
         test = self.batches("test", TEST_SEED, TEST_BATCH)
-        found = few_shot.evaluate(learner, method, x, z, test, self.test_tasks)
+        found = tested(learner, method, x, z, test, self.test_tasks)
         if isinstance(test, Episodes):
             task = Episode(*(field[0] for field in test.batch(0)))
             write_whole(folder / "episode.png", draw_episode(task, few_shot.answers(learner, method, x, z, task)))
@@ -232,6 +235,20 @@ class FewShot(Run):
         if self.penalty == "none":
             return few_shot.no_penalty
         return LqPenalty(self.penalty_q, self.penalty_epsilon, self.penalty_weight, self.penalty == "elementwise")
+
+
+def tested(
+    learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, batches: Iterable[tuple[Episode]], tasks: int
+) -> few_shot.Score:
+    """`few_shot.evaluate` with a progress bar."""
+    with steps(math.ceil(tasks / TEST_BATCH), "testing") as advance:
+
+        def watched():
+            for batch in batches:
+                yield batch
+                advance()
+
+        return few_shot.evaluate(learner, method, x, z, watched(), tasks)
 
 
 LEARNED, VALIDATION = "learned.eqx", "validation.json"

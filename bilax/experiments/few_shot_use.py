@@ -29,7 +29,7 @@ from bilax.datasets.omniglot import load_omniglot_runs
 from bilax.experiments import few_shot
 from bilax.experiments.common import Arg, console, show_table
 from bilax.experiments.few_shot import Learner, Linear, Score
-from bilax.experiments.few_shot_run import TEST_BATCH, TEST_SEED, FewShot, load_learned
+from bilax.experiments.few_shot_run import TEST_BATCH, TEST_SEED, FewShot, load_learned, tested
 from bilax.runs import read_run, write_whole
 
 
@@ -147,7 +147,7 @@ class Evaluate:
             if begun not in (None, config.data_tag()):
                 raise DataError(f"{self.run} was trained on other pictures or classes than are there now.")
             batches = config.batches("test", TEST_SEED, TEST_BATCH)
-            found = few_shot.evaluate(trained.learner, trained.method, trained.x, trained.z, batches, self.tasks)
+            found = tested(trained.learner, trained.method, trained.x, trained.z, batches, self.tasks)
         title = f"{self.run}: {config.way}-way {config.shots}-shot, test classes of {config.dataset}"
         show_table(title, ["tasks", "accuracy", "± (95 %)"], [[found.tasks, f"{found.mean:.4f}", f"{found.half:.4f}"]])
 

@@ -171,7 +171,7 @@ class Run(abc.ABC):
             name: [r[name] for r in results.values()] for name in ("steps", "upper", "lower", "residual", "k_bar")
         }
         for name in next(iter(results.values()))["measures"]:
-            quantities[name] = [r["measures"][name] for r in results.values()]
+            quantities[name] = [r["measures"].get(name, "–") for r in results.values()]
         quantities |= {name: [r[name] for r in results.values()] for name in ("seconds", "status")}
         show_table(
             f"{self.name} with {self.method}, K = {self.inner_steps}, α = {self.step_size:g}",
