@@ -23,7 +23,7 @@ from bilax.datasets import DataError
 from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.experiments import few_shot
 from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
-from bilax.experiments.few_shot_run import FewShot, Validation, load_learned, save_learned
+from bilax.experiments.few_shot_run import FewShot, Validation, last_gain, load_learned, save_learned
 from bilax.experiments.few_shot_table import Table2
 from bilax.experiments.few_shot_use import load_trained, start_for
 from bilax.models import ConvNet4, Dense
@@ -532,6 +532,15 @@ def test_validation_keeps_the_best_ends_the_run_and_survives_a_restart(tmp_path)
     assert best[0] == 20
 
 
+def test_patience_may_ask_for_a_gain():
+    rising = [(step, 0.5 + 0.001 * step) for step in range(10)]
+    assert last_gain(rising) == 9
+    assert last_gain(rising, 0.0025) == 9
+    assert last_gain(rising[:9], 0.0025) == 6
+    assert last_gain(rising, 0.1) == 0
+    assert last_gain([]) == 0
+
+
 def test_damaged_learned_files_are_told(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         load_learned(tmp_path, jnp.zeros(2))
@@ -723,8 +732,8 @@ def test_the_clock_ends_a_run_and_more_time_goes_on(tmp_path):
 
 
 def test_a_run_that_is_broken_off_does_not_stay_for_its_test(tmp_path, capsys, monkeypatch):
-    words = "run few-shot --dataset digits --method protonet --filters 2 --queries 2 --test-tasks 20 --seed 0 1".split()
-    words += ["--outer-steps", "4", "--out", str(tmp_path)]
+    words = ["run", "few-shot", "--dataset", "digits", "--method", "protonet", "--filters", "2", "--queries", "2"]
+    words += ["--test-tasks", "20", "--seed", "0", "1", "--outer-steps", "4", "--out", str(tmp_path)]
 
     def break_off(self, seed, folder):
         return [lambda state, history: signal.raise_signal(signal.SIGTERM)] if seed == 1 else []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bilax
-from bilax.models import ConvNet4, Dense, ResNet12
+from bilax.models import ConvNet4, Dense, ResNet12, layers
 from bilax.models.layers import Normalization, convolve, convolve_on_cpu, max_pool
 
 KEY = jax.random.key(0)
@@ -16,7 +16,8 @@ KEY = jax.random.key(0)
 @pytest.mark.parametrize("channels", [3, 9])
 @pytest.mark.parametrize("side", [1, 3, 5])
 @pytest.mark.parametrize("axes", [(0, None), (None, 3), (1, 0)])
-def test_our_way_to_convolve_is_the_convolution_over_tasks(axes, side, channels):
+def test_our_way_to_convolve_is_the_convolution_over_tasks(axes, side, channels, monkeypatch):
+    monkeypatch.setattr(layers, "PATCH_BYTES", 1)  # one picture at a time
     shapes = (3, 5, 7, channels), (side, side, channels, 4)
     x, kernel = (
         jax.random.normal(KEY, shape if axis is None else (*shape[:axis], 2, *shape[axis:]))

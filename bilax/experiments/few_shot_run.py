@@ -50,7 +50,7 @@ class FewShot(Run):
     t-rhg, fhg, bda, ls, ns.
     The first two's follower is solved by one step whatever K and α are. Training, validation and test classes differ;
     the result is the mean over test tasks with its 95 % interval, for what did best in validation (every
-    --validate-every outer steps; the run ends after --patience steps without a better one).
+    --validate-every outer steps; the run ends after --patience steps without one that is better by --gain).
     """
 
     method: Annotated[
@@ -85,10 +85,11 @@ class FewShot(Run):
     validate_every: Annotated[int | None, Arg(help="outer steps between validations; none by default")] = None
     validation_tasks: Annotated[int, Arg(help="tasks of each validation at the least")] = 200
     patience: Annotated[int | None, Arg(help="end after so many outer steps without a better validation")] = None
+    gain: Annotated[float, Arg(help="by how much a validation must be better for --patience to begin anew")] = 0.0
     minutes: Annotated[float | None, Arg(help="of training at the most, what was done before --resume included")] = None
     test_tasks: Annotated[int, Arg(help="tasks of the final test at the least")] = 600
     name = "few-shot"
-    free = (*Run.free, "folder", "minutes", "patience", "test_tasks")
+    free = (*Run.free, "folder", "minutes", "patience", "gain", "test_tasks")
 
     def make_method(self) -> bilax.Method:
         recipes = {**WHOLE, "anil": bilax.ia_gm}
@@ -111,6 +112,10 @@ class FewShot(Run):
                     refuse(f"bilax run {self.name}: --{name.replace('_', '-')} is for pictures.")
         if self.patience is not None and self.validate_every is None:
             refuse(f"bilax run {self.name}: --patience needs --validate-every.")
+        if self.gain != 0 and self.patience is None:
+            refuse(f"bilax run {self.name}: --gain needs --patience.")
+        if not self.gain >= 0:
+            refuse(f"bilax run {self.name}: --gain must not be negative, got {self.gain}.")
         if self.method in MEANS:
             return bilax.rhg(1, 1.0)
         if self.method not in recipes:
@@ -166,7 +171,7 @@ class FewShot(Run):
             except DataError as error:  # which would be a mere warning, and nothing would be validated
                 refuse(f"bilax run {self.name}: {error}")
 
-        return [Validation(validate, folder, self.validate_every, self.patience)]
+        return [Validation(validate, folder, self.validate_every, self.patience, self.gain)]
 
     def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
         if self.validate_every is None or not (folder / LEARNED).exists():
@@ -278,8 +283,8 @@ class Validation:
     What it knows is in the folder, so that a resumed run goes on with it.
     """
 
-    def __init__(self, validate: Any, folder: Path, every: int, patience: int | None):
-        self.validate, self.folder, self.every, self.patience = validate, folder, every, patience
+    def __init__(self, validate: Any, folder: Path, every: int, patience: int | None, gain: float = 0.0):
+        self.validate, self.folder, self.every, self.patience, self.gain = validate, folder, every, patience, gain
         self.path = folder / VALIDATION
         self.seen: list[tuple[int, float]] = []
         if self.path.exists():
@@ -289,17 +294,24 @@ class Validation:
         step = int(state.step)
         if step % self.every == 0 and step not in dict(self.seen):
             self.seen.append((step, self.validate(state.x, state.z)))
-            if best_step(self.seen) == step:
+            if last_gain(self.seen) == step:
                 save_learned(self.folder, (state.x, state.z))
             write_whole(self.path, json.dumps(self.seen).encode())
         if self.patience is None or not self.seen:
             return False
-        return step - best_step(self.seen) >= self.patience
+        return step - last_gain(self.seen, self.gain) >= self.patience
 
 
-def best_step(validation: Sequence[Sequence[int | float]]) -> int:
-    """The step of the best of (step, value), the first where single precision sees no difference."""
-    return int(max(validation, key=lambda pair: round(pair[1], 6))[0])
+def last_gain(validation: Sequence[Sequence[int | float]], gain: float = 0.0) -> int:
+    """The last step of (step, value) that was better by more than `gain` than the one before that was.
+
+    What single precision cannot tell apart is no gain; with `gain` 0 it is the step of the best value.
+    """
+    mark, at = -math.inf, 0
+    for step, value in validation:
+        if round(value - mark, 6) > gain:
+            mark, at = value, int(step)
+    return at
 
 
 def draw_episode(task: Episode, scores: Any, per_class: int = 10) -> bytes:

@@ -21,6 +21,8 @@ Pictures = Float[Array, "n _ _ _"]
 
 PATCH_BYTES = 4 << 20
 """of neighbourhoods that are multiplied at a time"""
+THIN = 8
+"""With fewer channels, whole neighbourhoods are small enough to be copied."""
 
 
 class Convolution(eqx.Module):
@@ -42,8 +44,22 @@ def convolve(x: Pictures, kernel: Array) -> Pictures:
 
 
 def convolve_on_cpu(x: Pictures, kernel: Array) -> Pictures:
-    """The same, with our own derivative in the kernel: on CPU, XLA's convolution is fast and this derivative slow."""
+    """The same. XLA's for CPU is fast, but not where channels are few, and its derivative in the kernel is slow."""
     return _convolution.bind(x, kernel)
+
+
+def _convolve(x: Pictures, kernel: Array) -> Pictures:
+    side, _, channels, filters = kernel.shape
+    if channels >= THIN:
+        return convolve(x, kernel)
+    found = jax.lax.map(lambda few: _patches(few, side) @ kernel.reshape(-1, filters), _in_parts(x, side))
+    return found.reshape(*x.shape[:3], filters)
+
+
+def _in_parts(x: Pictures, side: int) -> Float[Array, "parts _ _ _ _"]:
+    """Few pictures at a time, so that their neighbourhoods stay in cache."""
+    count = most_within(PATCH_BYTES, len(x), x[0].size * side**2 * x.dtype.itemsize)
+    return x.reshape(-1, count, *x.shape[1:])
 
 
 def _turned(kernel: Array) -> Array:
@@ -54,14 +70,14 @@ def _turned(kernel: Array) -> Array:
 def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
     """The derivative of Σ slope · convolve(x, kernel) in the kernel."""
     channels, filters = x.shape[-1], slope.shape[-1]
-    products = _by_patches if channels < 8 else _by_rows
-    # Few pictures at a time, so that what is multiplied stays in cache.
-    count = most_within(PATCH_BYTES, len(x), x[0].size * side**2 * x.dtype.itemsize)
+    products = _by_patches if channels < THIN else _by_rows
 
     def add(total, part):
-        return total + products(part[0], part[1].reshape(-1, filters).T, side), None
+        few, slopes = part
+        return total + products(few, slopes.T, side), None
 
-    parts = tuple(leaf.reshape(-1, count, *leaf.shape[1:]) for leaf in (x, slope))
+    parts = _in_parts(x, side)
+    parts = parts, slope.reshape(len(parts), -1, filters)
     total, _ = jax.lax.scan(add, jnp.zeros((filters, side * side * channels), x.dtype), parts)
     return total.T.reshape(side, side, channels, filters)
 
@@ -94,7 +110,7 @@ def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
 
 # Both are linear in each of their arrays, and the transpose of either in either array is one of the two. So all
 # derivatives of any order, forward and backward, are made of these two.
-_convolution = _primitive("convolution", convolve)
+_convolution = _primitive("convolution", _convolve)
 _convolution_slope = _primitive("convolution_slope", _kernel_slope)
 ad.defbilinear(
     _convolution,
