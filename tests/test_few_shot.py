@@ -520,8 +520,8 @@ def test_validation_keeps_the_best_ends_the_run_and_survives_a_restart(tmp_path)
     def state(step):
         return types.SimpleNamespace(step=step, x=jnp.full(2, float(step)), z=jnp.zeros(1))
 
-    def callback():
-        return Validation(lambda x, z: values[int(x[0])], tmp_path, every=10, patience=20)
+    def callback(gain=0.0):
+        return Validation(lambda x, z: values[int(x[0])], tmp_path, every=10, patience=20, gain=gain)
 
     first = callback()
     assert [first(state(step), None) for step in (5, 10, 15, 20, 25)] == [False] * 5
@@ -530,6 +530,7 @@ def test_validation_keeps_the_best_ends_the_run_and_survives_a_restart(tmp_path)
     assert json.loads((tmp_path / "validation.json").read_text()) == [[k, v] for k, v in values.items()]
     best, _ = load_learned(tmp_path, (jnp.zeros(2), jnp.zeros(1)))
     assert best[0] == 20
+    assert callback(gain=0.3)(state(30), None)
 
 
 def test_patience_may_ask_for_a_gain():
@@ -787,6 +788,8 @@ def test_the_feature_scale_is_that_of_the_features():
         (["--meta-batch", "0"], "tasks must be a whole number"),
         (["--outer-steps", "0"], "steps"),
         (["--patience", "5"], "--patience needs --validate-every"),
+        (["--gain", "0.1"], "--gain needs --patience"),
+        (["--patience", "5", "--validate-every", "5", "--gain", "-1"], "--gain must not be negative"),
         (["--method", "protonets"], "did you mean protonet?"),
         (["--method", "mamml"], "did you mean maml?"),
         (["--start", "warm"], "--start warm has no meaning"),
