@@ -113,7 +113,8 @@ def solve(
     - `callbacks`: functions (state, history) called about twice a second; one that returns True ends the run,
       one that fails gives a warning (or, with `strict_callbacks`, ends the run with its exception).
     - `saving`, `resume`: where and how often to save; go on from the newest whole checkpoint there. A resumed run
-      equals an uninterrupted one bit for bit. An iterable of data is skipped forward to where the run was.
+      equals an uninterrupted one bit for bit. An iterable of data is skipped forward to where the run was, by
+      its method `starting_at(step)` if it has one.
     - `time_limit`: end after so many seconds.
 
     Without progress, callbacks, saving, an iterable and a time limit the whole run is one compiled call; with

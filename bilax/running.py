@@ -210,7 +210,8 @@ class _Reader:
 
     def _read(self, source: Iterable[tuple[Any, ...]], skip: int) -> None:
         try:
-            for batch in itertools.islice(source, skip, None):
+            starting_at = getattr(source, "starting_at", None)
+            for batch in starting_at(skip) if starting_at else itertools.islice(source, skip, None):
                 while not self.closing:
                     with contextlib.suppress(queue.Full):
                         self.queue.put(batch, timeout=0.2)

@@ -1,11 +1,14 @@
 """Few-shot data: archives, pickles and folders are read or refused with a reason; episodes are what they say."""
 
+import contextlib
 import csv
 import io
 import itertools
 import os
 import pickle
-import resource
+import shutil
+import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bilax.datasets import DataError
+from bilax.datasets import DataError, unpickling
 from bilax.datasets.classes import Classes, decode, random_splits
 from bilax.datasets.episodes import Episodes, Sinusoids, distort, load_digit_tasks
 from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet, read_folder
@@ -31,9 +34,9 @@ from bilax.datasets.unpickling import read_pickle
 DRAW = np.random.default_rng(0)
 
 
-def png(array: np.ndarray) -> bytes:
+def png(array: np.ndarray, dtype: type = np.uint8) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(array.astype(np.uint8)).save(buffer, "PNG")
+    Image.fromarray(array.astype(dtype)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -84,6 +87,7 @@ def test_the_official_one_shot_runs_are_tasks(tmp_path):
         ({"run01/class_labels.txt": b"run01/test/item09.png run01/training/class01.png"}, "item09.png is missing"),
         ({"run01/class_labels.txt": b"../../etc/passwd run01/training/class01.png"}, "does not pair a test item"),
         ({"run02/test/item01.png": b"not a picture"}, "cannot be read as PNG"),
+        ({"run02/class_labels.txt": b"\n"}, r"all_runs\.zip: run02/class_labels\.txt is empty"),
     ],
 )
 def test_bad_one_shot_runs_are_told(tmp_path, change, message):
@@ -173,6 +177,23 @@ def test_a_picture_too_large_to_be_meant_is_refused():
         decode(bomb.getvalue(), (28, 28), 1, "bomb", ("PNG",))
 
 
+def test_grey_of_16_bits_is_scaled():
+    content = png(np.array([[0, 257 * 100, 65535]]), np.uint16)
+    assert decode(content, None, 1, "deep", ("PNG",)).ravel().tolist() == [0, 100, 255]
+    assert decode(content, None, 3, "deep", ("PNG",))[0, 1].tolist() == [100, 100, 100]
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
+def test_what_is_transparent_is_white(mode):
+    clear = Image.fromarray(np.array([[[0, 0, 0, 0], [0, 0, 0, 255]]], np.uint8))  # black, seen only on the right
+    picture = clear.quantize(2) if mode == "P" else clear.convert(mode)
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    assert Image.open(content).mode == mode
+    assert decode(content.getvalue(), None, 1, "glyph", ("PNG",)).ravel().tolist() == [255, 0]
+    assert decode(content.getvalue(), None, 3, "glyph", ("PNG",)).tolist() == [[[255] * 3, [0] * 3]]
+
+
 def test_missing_omniglot_says_where_to_put_it(tmp_path, monkeypatch):
     monkeypatch.delenv("BILAX_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -255,12 +276,117 @@ def test_hostile_pickles_are_refused_and_nothing_of_them_runs(tmp_path, make, re
     assert not (tmp_path / "flag").exists()
 
 
-def test_ten_bytes_do_not_fill_the_memory(tmp_path):
-    path = tmp_path / "a.pkl"
-    path.write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")  # None, to be remembered as number 2^31 - 1
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert read_pickle(path) is None
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kilobytes
+HALF = 1 << 29
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02Nr\xff\xff\xff\x7f.",  # None, to be remembered as number 2^31 - 1
+        b"\x80\x02X" + struct.pack("<I", HALF) + b".",  # text
+        b"\x80\x03B" + struct.pack("<I", HALF) + b".",  # bytes
+        b"\x80\x04\x95" + struct.pack("<Q", HALF) + b".",  # a frame
+        b"\x80\x04\x8e" + struct.pack("<Q", HALF) + b".",  # many bytes
+        b"\x80\x05\x96" + struct.pack("<Q", HALF) + b".",  # a bytearray
+    ],
+)
+def test_ten_bytes_do_not_fill_the_memory(tmp_path, content):
+    (tmp_path / "a.pkl").write_bytes(content)
+    tracemalloc.start()
+    with contextlib.suppress(DataError):
+        read_pickle(tmp_path / "a.pkl")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+def by_hand(folder: Path, *operations: bytes) -> Path:
+    """A pickle written operation by operation, as no pickler writes it."""
+    path = folder / "a.pkl"
+    path.write_bytes(b"\x80\x05" + b"".join(operations) + b".")
+    return path
+
+
+def text(content: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(content)) + content
+
+
+DOUBLED = b"N" + b"2\x86" * 20
+"""None, twenty times put into a tuple with itself: to hash it or to write it out takes a million steps"""
+FROM_BUFFER = b"cnumpy._core.numeric\n_frombuffer\n"
+BYTE = b"cnumpy\ndtype\n" + text(b"u1") + b"\x85R"
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        b"}" + DOUBLED + b"Ns",
+        b"}(" + DOUBLED + b"Nu",
+        b"(" + DOUBLED + b"Nd",
+        b"\x8f(" + DOUBLED + b"\x90",
+        b"(" + DOUBLED + b"\x91",
+        b"cbuiltins\nset\n](" + DOUBLED + b"e\x85R",
+        b"ccollections\nOrderedDict\n](" + DOUBLED + b"Nla\x85R",
+    ],
+)
+def test_keys_and_items_of_sets_are_single_values(tmp_path, operations):
+    with pytest.raises(DataError, match="refused: a tuple as a key or in a set"):
+        read_pickle(by_hand(tmp_path, operations))
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        b"c_codecs\nencode\n" + text(b"a") + DOUBLED + b"\x86R",
+        b"cnumpy\ndtype\n" + DOUBLED + b"\x85R",
+        FROM_BUFFER + b"(C\x01a" + BYTE + DOUBLED + text(b"C") + b"tR",
+        b"c" + b"a" * 100_000 + b"\nb\n",
+        b"cnumpy\ndtype\n" + text(b"O" * 100_000) + b"\x85R",
+        text(b"\xff" * 100_000),  # no UTF-8
+    ],
+)
+def test_errors_of_hostile_pickles_stay_short(tmp_path, operations):
+    with pytest.raises(DataError) as caught:
+        read_pickle(by_hand(tmp_path, operations))
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("operations", "reason"),
+    [
+        (FROM_BUFFER + b"N}" + text(b"__defaults__") + text(b"Z") + b"\x85s\x86b", "a state for a function"),
+        (FROM_BUFFER + b"}" + text(b"mark") + b"K\x01sb", "a state for a function"),
+        (b"cnumpy\nndarray\n}" + text(b"mark") + b"K\x01sb", "a state for a type"),
+        (FROM_BUFFER + b"(C\x01a" + BYTE + b"K\x01\x85tRK\0K\x01s", "entries in a ndarray"),
+        (b"(icollections\nOrderedDict\n", "an object"),
+        (b"(ccollections\nOrderedDict\no", "an object"),
+        (b"cnumpy\nndarray\n)\x81", "an object"),
+        (b"\x82\x01", "an object"),
+        (b"cbuiltins\nset\nK\x01\x85\x85R", "a tuple in place of a list"),
+        (b"ccollections\nOrderedDict\n)\x85R", "a tuple in place of a list"),
+        (
+            b"](c_codecs\nencode\nq\0"
+            + text(b"a" * 5000)
+            + b"q\1"
+            + text(b"latin1")
+            + b"q\2\x86R"
+            + b"h\0h\1h\2\x86R" * 99
+            + b"e",
+            "the same content again and again",
+        ),
+    ],
+)
+def test_a_pickle_changes_nothing_and_makes_no_more_than_it_holds(tmp_path, operations, reason):
+    function, kind = unpickling._array, unpickling._Array
+    before = function.__defaults__, dict(vars(function)), dict(vars(kind))
+    with pytest.raises(DataError, match=f"refused: {reason}"):
+        read_pickle(by_hand(tmp_path, operations))
+    assert (function.__defaults__, dict(vars(function)), dict(vars(kind))) == before
+
+
+def test_dictionaries_of_python_2_that_keep_an_order_are_read(tmp_path):
+    path = by_hand(tmp_path, b"ccollections\nOrderedDict\n](" + text(b"b") + b"K\x01la(K\x02Nla\x85R")
+    assert list(read_pickle(path).items()) == [("b", 1), (2, None)]
 
 
 def test_an_array_that_announces_more_than_it_holds_is_refused(tmp_path):
@@ -300,9 +426,11 @@ def test_mini_imagenets_pickles_are_read(tmp_path):
         ({"image_data": np.zeros((30, 12, 12, 3))}, "image_data must be bytes"),
         ({"image_data": np.zeros((30, 12, 12), np.uint8)}, "image_data must be bytes"),
         ({"class_dict": {"a": [0, 30]}}, "names picture 30 of 30"),
-        ({"class_dict": {"a": [0, -1]}}, "names picture"),
+        ({"class_dict": {"a": [0, -1]}}, "names picture -1 of 30"),
         ({"class_dict": {"a": [0, 1], "b": [1]}}, "picture 1 is given to two classes"),
+        ({"class_dict": {"a": [0, 2, 2]}}, r"class_dict\['a'\] lists picture 2 twice"),
         ({"class_dict": {"a": "xyz"}}, "must list the numbers"),
+        ({"class_dict": {"a": [0, [1]]}}, "must list the numbers of pictures, got list"),
         ({"class_dict": {"ntrain0": [0, 1]}}, "ntrain0 is in two of"),
         ({"image_data": np.zeros((30, 14, 14, 3), np.uint8)}, "different shapes"),
     ],
@@ -341,9 +469,9 @@ def test_mini_imagenets_tables_are_read(tmp_path):
 
 
 def tiered(folder: Path, labels=None) -> np.ndarray:
-    images = DRAW.integers(0, 256, (12, 10, 10, 3)).astype(np.uint8)
-    for part in ("train", "val", "test"):
-        files = [np.frombuffer(png(image), np.uint8)[:, None] for image in images]
+    images = DRAW.integers(0, 256, (3, 12, 10, 10, 3)).astype(np.uint8)
+    for part, pictures in zip(("train", "val", "test"), images, strict=True):
+        files = [np.frombuffer(png(picture), np.uint8)[:, None] for picture in pictures]
         numbers = np.arange(12) // 4 if labels is None else labels
         (folder / f"{part}_images_png.pkl").write_bytes(pickle.dumps(files))
         (folder / f"{part}_labels.pkl").write_bytes(pickle.dumps({"label_specific": numbers, "label_general": numbers}))
@@ -354,13 +482,34 @@ def test_tiered_imagenet_is_read(tmp_path):
     images = tiered(tmp_path)
     splits = load_tiered_imagenet(tmp_path)
     assert splits.validation.names == ("0000", "0001", "0002")
-    np.testing.assert_array_equal(splits.train.pictures[2][np.array([3, 0])], images[[11, 8]])
+    np.testing.assert_array_equal(splits.train.pictures[2][np.array([3, 0])], images[0][[11, 8]])
     assert next(iter(Episodes(splits.train, way=3, queries=2)))[0].query.shape == (4, 6, 10, 10, 3)
+
+
+def test_tiered_imagenets_training_classes_are_refused_as_test_classes(tmp_path):
+    tiered(tmp_path)
+    for name in ("images_png", "labels"):
+        shutil.copy(tmp_path / f"train_{name}.pkl", tmp_path / f"test_{name}.pkl")
+    reason = r"test_images_png\.pkl: class 0000: 4 of 4 pictures, picture 0 for one, are in .*train_images_png\.pkl: cl"
+    with pytest.raises(DataError, match=reason):
+        load_tiered_imagenet(tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_tiered_imagenets_parts_may_share_a_tenth_of_a_class(tmp_path, count):
+    tiered(tmp_path, labels=np.zeros(12, int))
+    train, test = (pickle.loads((tmp_path / f"{part}_images_png.pkl").read_bytes()) for part in ("train", "test"))
+    (tmp_path / "test_images_png.pkl").write_bytes(pickle.dumps([*test[:-count], *train[:count]]))
+    with pytest.raises(DataError, match="2 of 12 pictures, picture 10") if count > 1 else contextlib.nullcontext():
+        load_tiered_imagenet(tmp_path)
 
 
 def test_mislabelled_tiered_imagenet_is_refused(tmp_path):
     tiered(tmp_path, labels=np.zeros(11, int))
     with pytest.raises(DataError, match="12 pictures need as many whole numbers"):
+        load_tiered_imagenet(tmp_path)
+    tiered(tmp_path, labels=[0, [1], *range(10)])
+    with pytest.raises(DataError, match="12 pictures need as many whole numbers, got list"):
         load_tiered_imagenet(tmp_path)
     tiered(tmp_path)
     files = pickle.loads((tmp_path / "test_images_png.pkl").read_bytes())

@@ -21,13 +21,15 @@ import bilax
 from bilax import cli
 from bilax.datasets import DataError
 from bilax.datasets.episodes import Episode, Episodes, Sinusoids
+from bilax.datasets.omniglot import SMALL
 from bilax.experiments import few_shot
 from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
 from bilax.experiments.few_shot_run import FewShot, Validation, last_gain, load_learned, save_learned
 from bilax.experiments.few_shot_table import Table2
-from bilax.experiments.few_shot_use import load_trained, start_for
+from bilax.experiments.few_shot_use import load_trained, omniglot_runs, start_for
 from bilax.models import ConvNet4, Dense
 from bilax.phi import tasks_at_once
+from tests.test_episodes import archive, drawing, mini, one_shot_runs
 
 WAY, SHOTS, QUERIES, TASKS = 3, 2, 4, 3
 KEY = jax.random.key(1)
@@ -404,11 +406,23 @@ def test_evaluation_is_the_mean_over_tasks_with_its_interval():
     np.testing.assert_allclose(found.half, 1.96 * np.std(each, ddof=1) / np.sqrt(12), rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", [bilax.bda(4, 0.1, mu=0.9), bilax.iaptt_gm(4, 0.1), bilax.ia_gm_a(4, 0.1)])
-def test_evaluation_learns_nothing_from_the_answers(method):
-    learner, batches = learner_of("heads"), [(random_tasks(seed=7),)]
-    plain = evaluate(learner, bilax.rhg(4, 0.1), learner.x0, learner.y0, batches)
-    assert evaluate(learner, method, learner.x0, learner.y0, batches) == plain
+@pytest.mark.parametrize(
+    ("method", "same"),
+    [
+        (bilax.bda(4, 0.1, mu=0.9), bilax.rhg(4, 0.1)),
+        (bilax.iaptt_gm(4, 0.1), bilax.rhg(4, 0.1)),
+        (bilax.ia_gm_a(4, 0.1), bilax.rhg(4, 0.1, dynamics=bilax.Nesterov(0.1))),
+    ],
+)
+def test_evaluation_learns_as_in_training_but_nothing_from_the_answers(method, same):
+    learner, one = learner_of("heads"), task(random_tasks(seed=7), 0)
+    told = bilax.approximate(learner.problem, same)(learner.x0, learner.y0, one)[1].y_last
+    expected = learner.predict(learner.problem.view(learner.x0, one), told, one)
+    np.testing.assert_allclose(few_shot.answers(learner, method, learner.x0, learner.y0, one), expected, rtol=1e-9)
+    batches = [(random_tasks(seed=7),)]
+    assert evaluate(learner, method, learner.x0, learner.y0, batches) == evaluate(
+        learner, same, learner.x0, learner.y0, batches
+    )
 
 
 def test_training_on_sinusoids_learns_to_fit_new_ones():
@@ -460,6 +474,70 @@ def test_made_files_of_tiered_imagenets_format_run_end_to_end(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["0"]["steps"] == 1
 
 
+def made_omniglot(folder: Path) -> Path:
+    folder.mkdir()
+    alphabets = ("Greek", "Tagalog", "Early_Aramaic", "Latin")
+    names = [f"{a}/character0{i}/0{i}_0{j}.png" for a in alphabets for i in (1, 2, 3) for j in (1, 2, 3)]
+    archive(folder / SMALL[0], {name: drawing() for name in names[:18]})
+    archive(folder / SMALL[1], {name: drawing() for name in names[18:]})
+    archive(folder / "all_runs.zip", one_shot_runs())
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--dataset mini-imagenet --folder {mini} --backbone resnet12 --way 3 --method anil",
+        "--dataset mini-imagenet --folder {mini} --way 3 --method ia-gm --penalty footnote --distortions",
+        "--method relation-net",
+        "--method maml --penalty elementwise",
+        "--dataset sinusoid --shots 5 --queries 5 --method bda",
+        "--dataset sinusoid --shots 5 --queries 5 --method reptile",
+    ],
+)
+def test_runs_of_all_kinds_end_with_a_score(words, tmp_path):
+    (tmp_path / "mini").mkdir()
+    sinusoids = "sinusoid" in words
+    sizes = ["--inner-steps", 2, "--outer-steps", 2, "--validate-every", 1, "--validation-tasks", 20]
+    sizes += ["--test-tasks", 20, "--out", tmp_path / "run", "--json"]
+    sizes += [] if sinusoids else ["--filters", 2, "--queries", 2]
+    assert few_shot_command(*words.format(mini=mini(tmp_path / "mini")).split(), *sizes) == 0
+    measures = json.loads((tmp_path / "run" / "result.json").read_text())["measures"]
+    score = measures["test error" if sinusoids else "test accuracy"]
+    assert score > 0 if sinusoids else 0 <= score <= 1
+    seen = dict(json.loads((tmp_path / "run" / "validation.json").read_text()))
+    assert set(seen) == {1, 2}
+    assert all(value < 0 if sinusoids else value >= 0 for value in seen.values())  # larger is better
+
+
+def test_omniglots_official_test_is_run(tmp_path, capsys):
+    out = tmp_path / "run"
+    code = few_shot_command(
+        "--dataset", "omniglot", "--folder", made_omniglot(tmp_path / "data"), "--rotations", "--distortions",
+        "--method", "protonet", "--filters", 2, "--way", 3, "--queries", 2, "--outer-steps", 1, "--test-tasks", 20,
+        "--out", out, "--json",
+    )  # fmt: skip
+    assert code == 0
+    capsys.readouterr()
+    cli.main(["evaluate", str(out), "--omniglot-runs"])
+    found = omniglot_runs(load_trained(out))
+    assert found.tasks == 2
+    assert f"{found.mean:.4f}" in capsys.readouterr().out
+    # Files of one's own are dark ink on paper, as those of training were.
+    picture = tmp_path / "own.png"
+    picture.write_bytes(drawing())
+    assert load_trained(out).read([picture]).mean() < 0.3 * 255
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path, capsys, monkeypatch):
+    def forbidden(*arguments, **options):
+        raise PermissionError("no permission to read characters")
+
+    monkeypatch.setattr("bilax.experiments.few_shot_run.load_omniglot", forbidden)
+    assert few_shot_command("--dataset", "omniglot", "--out", tmp_path / "run") == 2
+    assert "bilax run few-shot: no permission to read characters" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 def test_a_picture_that_breaks_on_the_way_is_told(part, tmp_path, capsys):
     folder = made_tiered(tmp_path)
@@ -509,6 +587,8 @@ def test_a_run_is_evaluated_and_goes_on_with_its_own_pictures_only(tmp_path, cap
     capsys.readouterr()
     assert few_shot_command(*words, "--outer-steps", 2, "--resume") == 2
     assert "data_tag: begun with" in capsys.readouterr().err
+    shutil.rmtree(folder)
+    assert load_trained(out).shape == (84, 84, 3)  # to adapt, what it was trained on is not needed
 
 
 # what is learned, and its use
@@ -583,9 +663,13 @@ def test_a_trained_run_is_evaluated_and_adapted_to_new_classes(tmp_path, capsys)
     assert labels.shape == (4,)
     assert set(labels) <= {"five", "six", "seven"}
     assert classify.scores(new).shape == (4, 3)
+    many = np.concatenate([np.asarray(each)[:40] for each in tests.pictures[:3]])
+    apart = [classify.scores(part) for part in (many[:60], many[60:])]  # a task has 5 · 15 queries
+    np.testing.assert_array_equal(classify.scores(many), np.concatenate(apart))
     for arguments, message in [
         ((pictures[:, :4], ["a"] * 9), "pictures must have shape"),
         ((pictures, ["a"] * 8), "labels must name each picture"),
+        ((pictures.astype(int), ["a"] * 9), "or numbers in \\[0, 1\\], got others, of int64"),
         ((pictures, ["a"] * 9), "at least two classes"),
         ((pictures, ["a"] * 4 + ["b"] * 5), "as many pictures of each class"),
     ]:
@@ -614,7 +698,15 @@ def test_a_folder_without_a_few_shot_run_is_refused(verb, tmp_path, capsys):
     (tmp_path / "cut" / "config.json").write_text(json.dumps({"config": {"experiment": "few-shot"}}))
     (tmp_path / "list").mkdir()
     (tmp_path / "list" / "config.json").write_text("[]")
-    cases = {"cut": "lacks dataset and folder", "list": "holds no settings", "none": "is not a run folder"}
+    (tmp_path / "odd").mkdir()
+    odd = {"experiment": "few-shot", "dataset": "digits", "folder": None, "shape": [8, 8, 1], "backbone": "vit"}
+    (tmp_path / "odd" / "config.json").write_text(json.dumps({"config": odd}))
+    cases = {
+        "cut": "lacks dataset and folder and shape",
+        "odd": "is damaged: it makes no network",
+        "list": "holds no settings",
+        "none": "is not a run folder",
+    }
     for name, message in (cases | {"": "a run of 'toy', not of few-shot"}).items():
         with pytest.raises(SystemExit) as ended:
             cli.main([verb[0], str(tmp_path / name), *verb[1:]])
@@ -732,6 +824,39 @@ def test_the_clock_ends_a_run_and_more_time_goes_on(tmp_path):
     np.testing.assert_array_equal(second["validation"][: len(first["validation"])], first["validation"])
 
 
+def test_what_has_not_been_validated_is_tested_where_it_ended(tmp_path):
+    def learned(steps):
+        FewShot(
+            dataset="digits", method="protonet", filters=2, queries=2, validate_every=5, validation_tasks=20,
+            test_tasks=20, out=tmp_path, json=True, outer_steps=steps,
+        ).train()  # fmt: skip
+        return (tmp_path / "learned.eqx").read_bytes()
+
+    assert learned(2) != learned(4)
+    best = learned(6)
+    assert learned(7) == best  # the first validation is the best until there is another
+
+
+def test_a_run_that_goes_on_draws_no_task_again(tmp_path, monkeypatch):
+    whole, drawn = Episodes.batch, []
+
+    def batch(self, index):
+        drawn.append(index)
+        return whole(self, index)
+
+    def train(steps):
+        FewShot(
+            dataset="digits", method="protonet", filters=2, queries=2, test_tasks=20, out=tmp_path, json=True,
+            outer_steps=steps,
+        ).train()  # fmt: skip
+
+    train(4)
+    monkeypatch.setattr(Episodes, "batch", batch)
+    train(6)
+    assert 4 in drawn
+    assert not {1, 2} & set(drawn)  # 0 is an example, and a test; 3 is the last that was used
+
+
 def test_a_run_that_is_broken_off_does_not_stay_for_its_test(tmp_path, capsys, monkeypatch):
     words = ["run", "few-shot", "--dataset", "digits", "--method", "protonet", "--filters", "2", "--queries", "2"]
     words += ["--test-tasks", "20", "--seed", "0", "1", "--outer-steps", "4", "--out", str(tmp_path)]
@@ -793,6 +918,9 @@ def test_the_feature_scale_is_that_of_the_features():
         (["--method", "protonets"], "did you mean protonet?"),
         (["--method", "mamml"], "did you mean maml?"),
         (["--start", "warm"], "--start warm has no meaning"),
+        (["--method", "maml", "--start", "fixed"], "--start is not for maml"),
+        (["--method", "protonet", "--start", "auxiliary"], "--start is not for protonet"),
+        (["--patience", "0", "--validate-every", "5"], "--patience must be at least 1"),
         (["--method", "maml", "--inner-steps", "0"], "inner_steps must be a whole number"),
         (["--dataset", "mini-imagenet"], "needs --folder"),
         (["--dataset", "sinusoid", "--method", "protonet"], "sinusoids have none"),

@@ -63,7 +63,7 @@ class Classes(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """Classes to train on, to choose settings by and to report on; no picture is in two of them."""
+    """Classes to train on, to choose settings by and to report on; no class is in two of them."""
 
     train: Classes
     validation: Classes
@@ -101,13 +101,16 @@ def random_splits(everything: Classes, seed: int = 0, shares: tuple[float, float
 def decode(
     content: bytes | Path, size: tuple[int, int] | None, channels: int, where: str, formats: Sequence[str]
 ) -> UInt8[np.ndarray, "height width channels"]:
-    """One picture in grey (`channels=1`) or colour (3), scaled to `size` = (height, width) unless that is None."""
+    """One picture in grey (`channels=1`) or colour (3), scaled to `size` = (height, width) unless that is None.
+
+    What is transparent is seen on white.
+    """
     source = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
         with Image.open(source, formats=tuple(formats)) as picture:
             if picture.width * picture.height > PIXELS:
                 raise DataError(f"{where}: a picture of {picture.width} × {picture.height} is too large to be meant.")
-            picture = picture.convert("L" if channels == 1 else "RGB")
+            picture = _on_white(picture).convert("L" if channels == 1 else "RGB")
             if size is not None and (picture.height, picture.width) != size:
                 picture = picture.resize((size[1], size[0]), Image.Resampling.LANCZOS)
             return np.asarray(picture).reshape(picture.height, picture.width, channels)
@@ -115,6 +118,16 @@ def decode(
         raise
     except Exception as error:  # a damaged file can fail in many ways inside Pillow
         raise DataError(f"{where}: cannot be read as {' or '.join(formats)} ({error}).") from error
+
+
+def _on_white(picture: Image.Image) -> Image.Image:
+    """`picture` without transparency and with 8 bits a channel: Pillow's convert drops the one and cuts the other."""
+    if picture.mode.startswith("I"):  # grey of 16 bits
+        return Image.fromarray(((np.asarray(picture).astype(np.int64) + 128) // 257).astype(np.uint8))
+    if "A" not in picture.getbands() and "transparency" not in picture.info:
+        return picture
+    picture = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
 
 
 def _group(name: str) -> str:

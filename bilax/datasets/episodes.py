@@ -33,9 +33,12 @@ class _Batches(abc.ABC):
     def batch(self, index: int) -> Episode:
         """Batch number `index`."""
 
+    def starting_at(self, index: int) -> Iterator[tuple[Episode]]:
+        """The batches from number `index` on, so that a resumed run need not draw those before."""
+        return ((self.batch(i),) for i in itertools.count(index))
+
     def __iter__(self) -> Iterator[tuple[Episode]]:
-        for index in itertools.count():
-            yield (self.batch(index),)
+        return self.starting_at(0)
 
 
 @dataclasses.dataclass(frozen=True)

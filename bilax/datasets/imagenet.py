@@ -35,7 +35,9 @@ def load_mini_imagenet(folder: Path) -> Splits:
 def load_tiered_imagenet(folder: Path) -> Splits:
     """tieredImageNet with its official classes, from {train,val,test}_images_png.pkl and ..._labels.pkl."""
     pairs = [(folder / f"{part}_images_png.pkl", folder / f"{part}_labels.pkl") for part in PARTS]
-    return _disjoint(folder, [read_tiered(*pair) for pair in pairs], numbered=True)
+    parts = [read_tiered(*pair) for pair in pairs]
+    _check_new_pictures(parts)
+    return _disjoint(folder, parts, numbered=True)
 
 
 def load_folder(folder: Path, size: int = SIZE, channels: int = 3, seed: int = 0) -> Splits:
@@ -62,12 +64,12 @@ def read_mini_imagenet(path: Path) -> Classes:
 def read_tiered(images: Path, labels: Path) -> Classes:
     """One pair of tieredImageNet's pickles: a list of PNG files, and {"label_specific": (n,), ...}."""
     files = read_pickle(images)
-    (numbers,) = _entries(labels, read_pickle(labels), ("label_specific",))
+    (given,) = _entries(labels, read_pickle(labels), ("label_specific",))
     if not isinstance(files, list) or not files or not all(_is_bytes(file) for file in files):
         raise DataError(f"{images}: expected a list of PNG files as arrays of bytes, got {_kind(files)}.")
-    numbers = np.asarray(numbers)
-    if numbers.shape != (len(files),) or not np.issubdtype(numbers.dtype, np.integer):
-        raise DataError(f"{labels}: {len(files)} pictures need as many whole numbers, got {_kind(numbers)}.")
+    numbers = _whole_numbers(given)
+    if len(numbers) != len(files):
+        raise DataError(f"{labels}: {len(files)} pictures need as many whole numbers, got {_kind(given)}.")
     packed = [file.tobytes() for file in files]
     for i, file in enumerate(packed):
         if not (file.startswith(PNG_BEGINS) and file.endswith(PNG_ENDS)):
@@ -112,11 +114,18 @@ def read_listed(table: Path, images: Path, size: int = SIZE) -> Classes:
             raise DataError(f"{table}: line {number} names {row[0]} a second time.")
         seen.add(row[0])
         groups.setdefault(row[1], []).append(images / row[0])
-    return _read_files(groups, size, 3, table)
+    if not groups:
+        raise DataError(f"{table} names no class: there must be a label for each picture.")
+    return _read_files(groups, size, 3)
 
 
 def read_folder(folder: Path, size: int = SIZE, channels: int = 3) -> Classes:
-    """Pictures in one folder per class, scaled to `size` × `size`; other files beside them are refused."""
+    """Pictures in one folder per class, scaled to `size` × `size`."""
+    return _read_files(list_folder(folder), size, channels)
+
+
+def list_folder(folder: Path) -> dict[str, list[Path]]:
+    """The files of pictures in one folder per class, by the folder's name; other files beside them are refused."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder.")
     groups = {}
@@ -128,13 +137,12 @@ def read_folder(folder: Path, size: int = SIZE, channels: int = 3) -> Classes:
         if not files:
             raise DataError(f"{inner} holds no pictures: remove it, or put some in.")
         groups[inner.name] = files
-    return _read_files(groups, size, channels, folder)
-
-
-def _read_files(groups: Mapping[str, Sequence[Path]], size: int, channels: int, where: Path) -> Classes:
     if not groups:
-        raise DataError(f"{where} names no class: there must be one folder or label for each.")
+        raise DataError(f"{folder} names no class: there must be one folder for each.")
+    return groups
 
+
+def _read_files(groups: Mapping[str, Sequence[Path]], size: int, channels: int) -> Classes:
     def read(path: Path) -> np.ndarray:
         return decode(path, (size, size), channels, str(path), FORMATS)
 
@@ -157,6 +165,24 @@ def _disjoint(folder: Path, parts: Sequence[Classes], numbered: bool = False) ->
     return Splits(*parts)
 
 
+def _check_new_pictures(parts: Sequence[Classes]) -> None:
+    """Refuses a class whose pictures are in an earlier part: where classes are numbers, only pictures tell a copy.
+
+    A tenth of them is let pass, for ImageNet itself has some pictures under two names.
+    """
+    known: dict[bytes, str] = {}
+    for part in parts:
+        groups = [each for each in part.pictures if isinstance(each, Packed)]
+        for group in groups:
+            again = [i for i, file in enumerate(group.files) if file in known]
+            if 10 * len(again) > len(group):
+                raise DataError(
+                    f"{group.where}: {len(again)} of {len(group)} pictures, picture {again[0]} for one, are in "
+                    f"{known[group.files[again[0]]]} too; a test class must be new."
+                )
+        known |= {file: group.where for group in groups for file in group.files}
+
+
 def _entries(path: Path, content: Any, names: Sequence[str]) -> list[Any]:
     if not isinstance(content, dict) or not all(name in content for name in names):
         found = sorted(map(str, content)) if isinstance(content, dict) else _kind(content)
@@ -165,12 +191,26 @@ def _entries(path: Path, content: Any, names: Sequence[str]) -> list[Any]:
 
 
 def _indices(path: Path, name: Any, rows: Any, count: int) -> np.ndarray:
-    indices = np.asarray(rows)
-    if indices.ndim != 1 or not indices.size or not np.issubdtype(indices.dtype, np.integer):
+    indices = _whole_numbers(rows)
+    if not indices.size:
         raise DataError(f"{path}: class_dict[{name!r}] must list the numbers of pictures, got {_kind(rows)}.")
-    if indices.min() < 0 or indices.max() >= count:
-        raise DataError(f"{path}: class_dict[{name!r}] names picture {indices.max()} of {count}.")
+    wrong = indices[(indices < 0) | (indices >= count)]
+    if wrong.size:
+        raise DataError(f"{path}: class_dict[{name!r}] names picture {wrong[0]} of {count}; they count from 0.")
+    found, times = np.unique(indices, return_counts=True)
+    if times.max() > 1:
+        raise DataError(f"{path}: class_dict[{name!r}] lists picture {found[times.argmax()]} twice.")
     return indices.astype(np.int64)
+
+
+def _whole_numbers(value: Any) -> np.ndarray:
+    """A row of whole numbers as an array; an empty one if `value` is none."""
+    # Looked at one by one, for a few lists that hold each other many times over would make an array without end.
+    if isinstance(value, list | tuple) and all(isinstance(each, int | np.integer) for each in value):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.ndim == 1 and np.issubdtype(value.dtype, np.integer):
+        return value
+    return np.zeros(0, np.int64)
 
 
 def _check_counted_once(path: Path, groups: Mapping[str, np.ndarray], count: int) -> None:

@@ -76,6 +76,8 @@ def read_omniglot_runs(path: Path, size: int = 28) -> list[Episode]:
                     pairs.append((match[2], match[3]))
                 elif line.strip():
                     raise DataError(f"{path}: {label_file}: {line!r} does not pair a test item with a class.")
+            if not pairs:
+                raise DataError(f"{path}: {label_file} is empty: it must pair each test item with a class.")
             names = sorted({known for _, known in pairs})
 
             def picture(part: str, name: str, run: str = run) -> np.ndarray:

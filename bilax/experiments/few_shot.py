@@ -221,9 +221,9 @@ def evaluate(
 ) -> Score:
     """The score of y_K on the queries of at least `tasks` tasks, each learnt from z by `method`'s K and α.
 
-    Descent is plain, for neither truncation nor aggregation can be had where the queries' answers are not known.
+    Neither truncation nor aggregation can be had where the queries' answers are not known.
     """
-    phi = bilax.approximate(learner.test, plain_descent(method))
+    phi = bilax.approximate(learner.test, unaided(method))
     found: list[np.ndarray] = []
     for (episode,) in batches:
         found.append(np.asarray(_each_task(phi, x, z, episode), float))
@@ -237,16 +237,19 @@ def interval(scores: np.ndarray) -> Score:
     return Score(float(scores.mean()), float(1.96 * scores.std(ddof=1) / np.sqrt(len(scores))), len(scores))
 
 
-def plain_descent(method: bilax.Method) -> bilax.Method:
-    """Gradient descent on f with the method's K and α, and nothing that looks at F."""
-    return bilax.rhg(method.inner_steps, method.dynamics.step_size)  # pyright: ignore[reportAttributeAccessIssue]
+def unaided(method: bilax.Method) -> bilax.Method:
+    """The method's K steps on f without what looks at F: y_K is taken, and aggregated steps become plain descent."""
+    dynamics = method.dynamics
+    if isinstance(dynamics, bilax.Aggregated):
+        dynamics = bilax.GradientDescent(dynamics.step_size)
+    return bilax.Method(method.inner_steps, dynamics)
 
 
 @eqx.filter_jit
 def answers(learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, task: Episode) -> Array:
     """A row of scores, or of values, for each query of one task, learnt from z; its query_targets are not looked at."""
     unknown = task._replace(query_targets=jnp.zeros_like(task.query_targets))
-    y = bilax.approximate(learner.test, plain_descent(method))(x, z, unknown)[1].y_last
+    y = bilax.approximate(learner.test, unaided(method))(x, z, unknown)[1].y_last
     context = learner.problem.context
     return learner.predict(x if context is None else context(x, unknown), y, unknown)
 

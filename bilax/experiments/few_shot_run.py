@@ -99,7 +99,9 @@ class FewShot(Run):
             refuse(f"bilax run {self.name}: unknown method '{self.method}': {nearest(self.method, known)}")
         if self.start == "warm":
             refuse(f"bilax run {self.name}: --start warm has no meaning for tasks that change; use fixed or auxiliary.")
-        for name in ("filters", "validate_every"):
+        if self.start is not None and self.method in (*WHOLE, *MEANS):
+            refuse(f"bilax run {self.name}: --start is not for {self.method}, which has a start of its own.")
+        for name in ("filters", "validate_every", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 option = name.replace("_", "-")
@@ -135,7 +137,7 @@ class FewShot(Run):
             self.batches("test", TEST_SEED, TEST_BATCH)
             if self.validate_every is not None:
                 self.batches("validation", VALIDATION_SEED, TEST_BATCH)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             refuse(f"bilax run {self.name}: {error}")
         return Setup(learner.problem, learner.x0, learner.y0, data, tasks=True)
 
@@ -151,9 +153,7 @@ class FewShot(Run):
         assert self.out is not None
         config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
         _, result = config._run_one(config.make_method(), self.seed[0], self.out)
-        path = self.out / VALIDATION
-        validation = json.loads(path.read_text()) if path.exists() else []
-        return result | {"validation": validation, "data_tag": config.data_tag()}
+        return result | {"validation": read_validation(self.out), "data_tag": config.data_tag()}
 
     def data_tag(self) -> str | None:
         return None if self.dataset == "sinusoid" else self.splits.tag()
@@ -174,7 +174,7 @@ class FewShot(Run):
         return [Validation(validate, folder, self.validate_every, self.patience, self.gain)]
 
     def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
-        if self.validate_every is None or not (folder / LEARNED).exists():
+        if not last_gain(read_validation(folder)):
             save_learned(folder, (solution.x, solution.z))
         if solution.status in EXIT_CODES:
             return {}  # who breaks a run off does not wait for its test
@@ -207,14 +207,17 @@ class FewShot(Run):
         load = {"mini-imagenet": load_mini_imagenet, "tiered-imagenet": load_tiered_imagenet, "folder": load_folder}
         return load[self.dataset](self.folder)
 
-    def learner(self, seed: int) -> Learner:
-        """The learner that the method needs, with a network drawn from the seed."""
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | ({} if self.dataset == "sinusoid" else {"shape": self.splits.train.shape})
+
+    def learner(self, seed: int, shape: tuple[int, int, int] | None = None) -> Learner:
+        """The learner that the method needs, with a network drawn from the seed, for pictures of the data's shape."""
         key = jax.random.key(seed)
         if self.dataset == "sinusoid":
             network, example, outputs = Dense(1, (40, 40), key, size=5.0), jnp.zeros((2, 1), jnp.float32), 1
         else:
             make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
-            shape = self.splits.train.shape
+            shape = shape or self.splits.train.shape
             filters = filters if self.filters is None else self.filters
             network = make(shape[2], filters, key)
             if self.feature_scale != 1:
@@ -285,21 +288,24 @@ class Validation:
 
     def __init__(self, validate: Any, folder: Path, every: int, patience: int | None, gain: float = 0.0):
         self.validate, self.folder, self.every, self.patience, self.gain = validate, folder, every, patience, gain
-        self.path = folder / VALIDATION
-        self.seen: list[tuple[int, float]] = []
-        if self.path.exists():
-            self.seen = [(int(step), float(value)) for step, value in json.loads(self.path.read_text())]
+        self.seen = read_validation(folder)
 
     def __call__(self, state: Any, history: Any) -> bool:
         step = int(state.step)
-        if step % self.every == 0 and step not in dict(self.seen):
+        if step % self.every:
+            return False
+        if step not in dict(self.seen):
             self.seen.append((step, self.validate(state.x, state.z)))
             if last_gain(self.seen) == step:
                 save_learned(self.folder, (state.x, state.z))
-            write_whole(self.path, json.dumps(self.seen).encode())
-        if self.patience is None or not self.seen:
-            return False
-        return step - last_gain(self.seen, self.gain) >= self.patience
+            write_whole(self.folder / VALIDATION, json.dumps(self.seen).encode())
+        return self.patience is not None and step - last_gain(self.seen, self.gain) >= self.patience
+
+
+def read_validation(folder: Path) -> list[tuple[int, float]]:
+    """(outer step, value) of each validation of a run."""
+    path = folder / VALIDATION
+    return [(int(step), float(value)) for step, value in json.loads(path.read_text())] if path.exists() else []
 
 
 def last_gain(validation: Sequence[Sequence[int | float]], gain: float = 0.0) -> int:

@@ -90,7 +90,7 @@ class Table2(Target):
     tasks: Annotated[tuple[str, ...], Arg(help="columns: WAY-SHOTS, as 5-1 5-5 20-1")] = ()
     outer_steps: Annotated[int, Arg(help="T, outer steps at the most")] = 20_000
     validate_every: Annotated[int, Arg(help="outer steps between validations")] = 250
-    patience: Annotated[int, Arg(help="end after so many outer steps without a better validation")] = 1000
+    patience: Annotated[int, Arg(help="end after so many outer steps without a better validation")] = 1500
     minutes: Annotated[float, Arg(help="of training at the most, for each run")] = 60.0
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-2")
 

@@ -2,13 +2,16 @@
 
 from bilax.experiments.few_shot_use import load_trained
 
-classify = load_trained("runs/my-run").adapt(pictures, labels)
-labels_of_new = classify(new_pictures)
+trained = load_trained("runs/my-run")
+classify = trained.adapt(trained.read(files), labels)
+labels_of_new = classify(trained.read(new_files))
 """
 
 import csv
 import dataclasses
 import io
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from jaxtyping import PyTree
+from jaxtyping import PyTree, UInt8
 
 import bilax
 from bilax.cli import refuse
@@ -24,7 +27,7 @@ from bilax.datasets import DataError
 from bilax.datasets.classes import decode
 from bilax.datasets.commands import plain_errors
 from bilax.datasets.episodes import Episode
-from bilax.datasets.imagenet import FORMATS, SUFFIXES, read_folder
+from bilax.datasets.imagenet import FORMATS, SUFFIXES, list_folder
 from bilax.datasets.omniglot import load_omniglot_runs
 from bilax.experiments import few_shot
 from bilax.experiments.common import Arg, console, show_table
@@ -41,6 +44,8 @@ class Trained(NamedTuple):
     method: bilax.Method
     x: PyTree
     z: PyTree
+    shape: tuple[int, int, int]
+    """(height, width, channels) of the pictures it was trained on"""
 
     def answers(self, task: Episode) -> np.ndarray:
         """A row of scores for each query of a task of any number of classes."""
@@ -48,7 +53,10 @@ class Trained(NamedTuple):
         return np.asarray(few_shot.answers(self.learner, self.method, self.x, start_for(self.z, way), task))
 
     def adapt(self, pictures: Any, labels: Any) -> "Classifier":
-        """Learns new classes from a few pictures (n, height, width, channels), bytes or numbers in [0, 1], of each."""
+        """Learns new classes from a few pictures (n, height, width, channels), bytes or numbers in [0, 1], of each.
+
+        They should be as in training; `read` makes them so.
+        """
         found = _prepared(pictures, self.shape)
         names, targets, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
         if len(targets) != len(found):
@@ -60,17 +68,20 @@ class Trained(NamedTuple):
             raise ValueError(f"labels must name as many pictures of each class: give {few} of each, not {counts}.")
         return Classifier(self, names, found, targets.astype(np.int32))
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of the pictures it was trained on."""
-        return self.config.splits.train.shape
+    def read(self, files: Iterable[str | Path]) -> UInt8[np.ndarray, "n height width channels"]:
+        """Pictures in files as the network has seen those of training; Omniglot's dark ink on paper counts as 1."""
+        height, width, channels = self.shape
+        found = [decode(Path(path), (height, width), channels, str(path), FORMATS) for path in files]
+        if not found:
+            raise ValueError("files must name at least one picture.")
+        return 255 - np.stack(found) if self.config.dataset == "omniglot" else np.stack(found)
 
 
 class Classifier(NamedTuple):
     """New classes learnt from a few pictures of each; call it with pictures to get their labels.
 
     Batch statistics are those of the pictures of a call together with the examples, as in training, so what is said of
-    a picture depends a little on the others it comes with.
+    a picture depends a little on the others it comes with. More than a task of training has are cut into such parts.
     """
 
     trained: Trained
@@ -84,27 +95,34 @@ class Classifier(NamedTuple):
     def scores(self, pictures: Any) -> np.ndarray:
         """A row for each picture, a column for each of `names`."""
         query = _prepared(pictures, self.trained.shape)
-        unknown = np.zeros(len(query), np.int32)
-        return self.trained.answers(Episode(self.pictures, self.targets, query, unknown))
+        config = self.trained.config
+        parts = np.array_split(query, -(-len(query) // (config.way * config.queries)))
+        unknown = (np.zeros(len(part), np.int32) for part in parts)
+        tasks = (Episode(self.pictures, self.targets, *part) for part in zip(parts, unknown, strict=True))
+        return np.concatenate([self.trained.answers(task) for task in tasks])
 
 
 def load_trained(folder: str | Path) -> Trained:
-    """Reads the folder of an ended `bilax run few-shot`; its data set must still be where it was."""
+    """Reads the folder of an ended `bilax run few-shot`; its data set is not needed."""
     record = read_run(Path(folder))
     settings = record.config.get("config", {})
     if settings.get("experiment") != FewShot.name:
         raise ValueError(f"{folder} holds a run of {settings.get('experiment')!r}, not of few-shot.")
-    missing = {"dataset", "folder"} - set(settings)
+    if settings.get("dataset") == "sinusoid":
+        raise ValueError(f"{folder} was trained on sinusoids, which have no classes.")
+    missing = {"dataset", "folder", "shape"} - set(settings)
     if missing:
         raise ValueError(f"the config.json of {folder} lacks {' and '.join(sorted(missing))}.")
-    if settings["dataset"] == "sinusoid":
-        raise ValueError(f"{folder} was trained on sinusoids, which have no classes.")
     known = {field.name for field in dataclasses.fields(FewShot)} - {"seed", "out"}
     options = {name: value for name, value in settings.items() if name in known}
     options["folder"] = None if options["folder"] in (None, "None") else Path(options["folder"])
-    config = FewShot(**options)
-    learner = config.learner(0)
-    return Trained(config, learner, config.make_method(), *load_learned(Path(folder), (learner.x0, learner.y0)))
+    try:
+        config, shape = FewShot(**options), tuple(settings["shape"])
+        learner = config.learner(0, shape)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the config.json of {folder} is damaged: it makes no network ({error!r}).") from error
+    x, z = load_learned(Path(folder), (learner.x0, learner.y0))
+    return Trained(config, learner, config.make_method(), x, z, shape)
 
 
 def start_for(z: PyTree, way: int) -> PyTree:
@@ -177,22 +195,18 @@ class Adapt:
         """Adapts, names the pictures and writes a table of file, label, score and its margin over the second best."""
         with plain_errors(), jax.enable_x64(True):
             trained = _load(self.run)
-            size, channels = trained.shape[0], trained.shape[2]
-            known = read_folder(self.examples, size, channels)
-            examples = np.concatenate([np.asarray(each[np.arange(len(each))]) for each in known.pictures])
-            labels = np.repeat(known.names, [len(each) for each in known.pictures])
+            known = list_folder(self.examples)
+            labels = [name for name, paths in known.items() for _ in paths]
             files = sorted(path for path in self.pictures.glob("*") if path.suffix.lower() in SUFFIXES)
             if not files:
                 raise DataError(f"{self.pictures}: no picture ({', '.join(SUFFIXES)}) is in there.")
-            shape = (size, trained.shape[1])
-            new = np.stack([decode(path, shape, channels, str(path), FORMATS) for path in files])
-            # Omniglot's pictures are dark ink on paper, and ink counts as 1.
-            turn = trained.config.dataset == "omniglot"
             try:
-                classify = trained.adapt(255 - examples if turn else examples, labels.tolist())
+                classify = trained.adapt(trained.read(itertools.chain(*known.values())), labels)
+            except DataError:
+                raise
             except ValueError as error:
                 refuse(f"bilax adapt: {self.examples}: {error}")
-            scores = classify.scores(255 - new if turn else new)
+            scores = classify.scores(trained.read(files))
             best = np.argmax(scores, axis=1)
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
@@ -223,6 +237,6 @@ def _prepared(pictures: Any, shape: tuple[int, int, int]) -> np.ndarray:
             f"pictures must have shape (n, {', '.join(map(str, shape))}) as in training, got {array.shape}."
         )
     numbers = np.asarray(array, np.float32) / np.float32(255 if array.dtype == np.uint8 else 1)
-    if not np.isfinite(numbers).all():
-        raise ValueError("pictures must be finite numbers.")
+    if not (np.isfinite(numbers) & (numbers >= 0) & (numbers <= 1)).all():
+        raise ValueError(f"pictures must be bytes (uint8) or numbers in [0, 1], got others, of {array.dtype}.")
     return numbers

@@ -73,6 +73,10 @@ class Run(abc.ABC):
         """What the data are known by, if the options do not say it all; a run goes on only with the same."""
         return None
 
+    def facts(self) -> dict[str, Any]:
+        """What config.json holds beside the options."""
+        return {"experiment": self.name, "data_tag": self.data_tag()}
+
     def callbacks(self, seed: int, folder: Path) -> list[Any]:
         """What to do between chunks beside writing the history."""
         return []
@@ -133,8 +137,7 @@ class Run(abc.ABC):
     def _run_one(self, method: bilax.Method, seed: int, folder: Path) -> tuple[bilax.Solution, dict[str, Any]]:
         setup = self.setup(seed)
         make = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer]
-        settings = dataclasses.asdict(self) | {"experiment": self.name, "seed": seed, "out": str(folder)}
-        settings |= {"data_tag": self.data_tag()}
+        settings = dataclasses.asdict(self) | self.facts() | {"seed": seed, "out": str(folder)}
         began, new = time.perf_counter(), not (folder / "config.json").exists()
         try:
             if not (self.resume or new):
