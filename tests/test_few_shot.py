@@ -727,6 +727,11 @@ def test_table_2_is_drawn_beside_the_papers(tmp_path, capsys):
     assert "60.71 ± 0.77 | –" in shown
     claims = target.claims({"cells": cells})
     assert [(claim.paper, claim.held) for claim in claims] == [("5-way 1-shot: IAPTT-GM is best", False)]
+    # A lead must be clear.
+    for accuracy, clear in ((0.89, False), (0.88, True)):
+        (claim,) = target.claims({"cells": cells | {"RHG": {"5-1": cell | {"test accuracy": accuracy}}}})
+        assert claim.held == clear
+        assert claim.here.endswith("within the intervals") == (not clear)
     # By the clock RHG got further; at step 2 it was behind.
     longer = cell | {"status": "time_limit", "validation": [[2, 0.4], [4, 0.9]]}
     shorter = cell | {"status": "time_limit", "validation": [[2, 0.5]], "test accuracy": 0.8}
@@ -788,7 +793,7 @@ def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, mon
     assert [label for label, row in results["cells"].items() if row] == ["IAPTT-GM + ℓ_q", "Proto Net"]
     assert again.show(results) == [tmp_path / "table-2.png"]
     assert again.claims(results) == []
-    assert capsys.readouterr().out.count("not run") == 10
+    assert capsys.readouterr().out.count("not run") == 11
     status = "stopped_by_callback"
     assert run(3.0, patience=2) == 6
     assert run(4.0, patience=2) == 6
