@@ -70,6 +70,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "IAPTT-GM, 64 filters": {"method": "iaptt-gm", "filters": 64},
 }
 """The rows and their settings. The last is the network of MAML's experiments on Omniglot, for what a wider one adds."""
+ENDS = {"stopped_by_callback": "patience", "time_limit": "the clock", "step_limit": "--outer-steps"}
+"""what each status means here"""
 STOPPING = ("minutes", "patience", "gain")
 """settings that say when a run ends, and nothing else"""
 
@@ -200,12 +202,18 @@ class Table2(Target):
         if any(cell["status"] == "time_limit" for row in cells.values() for cell in row.values()):
             console.print("steps: the clock stopped it after so many outer steps; with more --minutes it goes on.")
         details = [
-            [label, title, row[c]["steps"], f"{row[c]['seconds'] / 60:.1f}", row[c]["status"]]
+            [
+                label,
+                title,
+                row[c]["steps"],
+                f"{row[c]['seconds'] / 60:.1f}",
+                ENDS.get(row[c]["status"], row[c]["status"]),
+            ]
             for label, row in cells.items()
             for title, c in zip(titles, columns, strict=True)
             if c in row
         ]
-        show_table("how each run ended", ["method", "task", "outer steps", "minutes", "status"], details)
+        show_table("how each run ended", ["method", "task", "outer steps", "minutes", "ended by"], details)
         self._show_paper(results)
         return [self._draw(cells, columns, titles)] if columns else []
 
@@ -224,7 +232,7 @@ class Table2(Target):
             console.print("–: needs miniImageNet or tieredImageNet, which are not here; give --dataset and --folder.")
 
     def _draw(self, cells: dict[str, Any], columns: list[str], titles: list[str]) -> Path:
-        """Above, what each run reached in test; below, how it got there in validation."""
+        """Above, the error of each run in test; below, how it came down in validation."""
         pyplot = plt()
         size = (4 * len(columns), 6.4)
         figure, axes = pyplot.subplots(2, len(columns), figsize=size, squeeze=False)
@@ -240,10 +248,10 @@ class Table2(Target):
                 if column not in row:
                     continue
                 cell = row[column]
-                half = 100 * cell["± (95 %)"]
+                error, half = 100 - 100 * _mean(cell), 100 * cell["± (95 %)"]
                 colour = styles[label]["color"]
-                test.errorbar(100 * _mean(cell), place, xerr=half, fmt="o", ms=4, color=colour, capsize=2)
-                test.annotate(_stopped(cell), (100 * _mean(cell), place), (0, 4), textcoords="offset points", size=5)
+                test.errorbar(error, place, xerr=half, fmt="o", ms=4, color=colour, capsize=2)
+                test.annotate(_stopped(cell), (error, place), (0, 4), textcoords="offset points", size=5)
                 curve = np.reshape(cell["validation"], (-1, 2))
                 if len(curve):
                     width = 2.2 if label == "IAPTT-GM" else 1.1
@@ -251,16 +259,17 @@ class Table2(Target):
                         curve[:, 0], 100 - 100 * curve[:, 1], marker=".", ms=4, lw=width, **styles[label]
                     )
             names = list(cells) if test is axes[0, 0] else [""] * len(cells)
-            test.set(title=title, xlabel="test accuracy (%)", ylim=(len(cells) - 0.5, -0.7))
+            test.set(title=title, xlabel="test error (%)", xscale="log", ylim=(len(cells) - 0.5, -0.7))
             test.set_yticks(range(len(cells)), names)
             curves.set(xlabel="outer step", xlim=(0, None))
             if not curves.lines:
                 curves.text(0.5, 0.5, "no run came to\nits first validation", ha="center", transform=curves.transAxes)
                 curves.set(xticks=[], yticks=[])
-            for spell in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
-                spell("{x:g}")
+            for axis in (test.xaxis, curves.yaxis):
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:g}"[0] in "235" else "")
         axes[1, 0].set_ylabel("validation error (%)")
-        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=7)
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2 * len(columns), fontsize=7)
         path = self.figure_path()
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
