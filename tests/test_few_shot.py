@@ -339,6 +339,22 @@ def test_maml_and_its_kin_are_the_naive_ones(name):
     assert_trees_close(slope, expected_slope, rtol=1e-7, atol=1e-10)
 
 
+@pytest.mark.parametrize("method", ["maml", "reptile"])
+def test_reptile_alone_adapts_to_the_queries_too_and_in_training_alone(method):
+    learner, one = FewShot(method=method, filters=2, way=3).learner(0), task(random_tasks((8, 8, 1)), 0)
+    y = moved(learner.y0)
+    both = one._replace(
+        support=jnp.concatenate([one.support, one.query]),
+        support_targets=jnp.concatenate([one.support_targets, one.query_targets]),
+    )
+    trained, tested, of_all = (
+        problem.lower((), y, each)
+        for problem, each in ((learner.problem, one), (learner.test, one), (learner.test, both))
+    )
+    assert trained == (of_all if method == "reptile" else tested)
+    assert tested != of_all
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_takes_outer_steps(name):
     kind, method = METHODS[name]

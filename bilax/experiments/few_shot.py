@@ -51,7 +51,7 @@ class Features(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """A problem for one task, where it starts, and the same problem with the test score as the leader's objective."""
+    """A problem for one task, where it starts, and the problem of a test, whose leader's objective is the score."""
 
     problem: bilax.Problem
     test: bilax.Problem
@@ -106,8 +106,13 @@ def heads(network: Network, example: Array, outputs: int, penalty: Penalty = no_
     return _learner(predict, lower, _features, network, linear(network, example, outputs))
 
 
-def networks(network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty) -> Learner:
-    """Each task adapts the whole network and the classifier; their common start is all there is to learn."""
+def networks(
+    network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty, of_all: bool = False
+) -> Learner:
+    """Each task adapts the whole network and the classifier; their common start is all there is to learn.
+
+    With `of_all` a task of training adapts to its queries too, as Reptile does, which learns from nothing else.
+    """
 
     def predict(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Array:
         body, head = y
@@ -117,7 +122,12 @@ def networks(network: Network, example: Array, outputs: int, penalty: Penalty = 
         body, head = y
         return loss(head(body(task.support)), task.support_targets) + penalty(head)
 
-    return _learner(predict, lower, None, (), (network, linear(network, example, outputs)))
+    def lower_of_all(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
+        inputs, targets = (jnp.concatenate(both) for both in ((task[0], task[2]), (task[1], task[3])))
+        return lower(x, y, task._replace(support=inputs, support_targets=targets))
+
+    found = _learner(predict, lower, None, (), (network, linear(network, example, outputs)))
+    return found._replace(problem=dataclasses.replace(found.problem, lower=lower_of_all)) if of_all else found
 
 
 def prototypes(network: Network, example: Array, way: int) -> Learner:

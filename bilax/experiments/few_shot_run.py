@@ -229,8 +229,9 @@ class FewShot(Run):
             if self.method == "protonet":
                 return few_shot.prototypes(network, example, outputs)
             return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1))
-        make_learner = few_shot.networks if self.method in WHOLE else few_shot.heads
-        return make_learner(network, example, outputs, self._penalty())
+        if self.method in WHOLE:
+            return few_shot.networks(network, example, outputs, self._penalty(), of_all=self.method == "reptile")
+        return few_shot.heads(network, example, outputs, self._penalty())
 
     def _scaled(self, network: Any) -> Any:
         if not isinstance(network, ConvNet4) or not self.feature_scale > 0:
