@@ -3,6 +3,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Set before jax is imported, and inherited by the processes that tests start. The tests compile far more than they
@@ -18,3 +19,10 @@ jax.config.update("jax_enable_x64", True)
 
 settings.register_profile("bilax", deadline=None, max_examples=20, derandomize=True, database=None)
 settings.load_profile("bilax")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_compiled_programs():
+    """Frees what a module compiled: a process may map only so many pieces of memory, and programs take thousands."""
+    yield
+    jax.clear_caches()
