@@ -24,7 +24,7 @@ from bilax.experiments.common import (
     show_table,
     stored_results,
 )
-from bilax.experiments.few_shot_run import MEANS, WHOLE, FewShot, last_gain
+from bilax.experiments.few_shot_run import WHOLE, FewShot, last_gain
 from bilax.experiments.single import EXIT_CODES
 
 PAPER = {
@@ -123,8 +123,7 @@ class Table2(Target):
         extra: dict[str, Any] = dict(OMNIGLOT) if omniglot else {}
         method = METHODS[label]["method"]
         if omniglot and self.backbone == "convnet4" and method not in WHOLE:
-            scales = OMNIGLOT_SCALES if method in MEANS else {method: LINEAR_SCALES.get(way, 1.0)}
-            extra["feature_scale"] = scales[method]
+            extra["feature_scale"] = OMNIGLOT_SCALES.get(method, LINEAR_SCALES.get(way, 1.0))
         return FewShot(
             **(sizes | extra | METHODS[label]), dataset=self.dataset, folder=self.folder, way=way, shots=shots,
             backbone=self.backbone, patience=self.patience, gain=GAIN, minutes=self.minutes, seed=(self.seed,),
