@@ -1,5 +1,7 @@
 """Networks: shapes, our way to convolve, and normalisation that belongs to the task alone."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.test_util
@@ -8,16 +10,16 @@ import pytest
 
 import bilax
 from bilax.models import ConvNet4, Dense, ResNet12, layers
-from bilax.models.layers import Normalization, convolve, convolve_on_cpu, max_pool
+from bilax.models.layers import Normalization, convolve, convolve_on_cpu, max_pool, unpooled
 
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("channels", [3, 9])
+@pytest.mark.parametrize("channels", [3, 9, 50])
 @pytest.mark.parametrize("side", [1, 3, 5])
-@pytest.mark.parametrize("axes", [(0, None), (None, 3), (1, 0)])
-def test_our_way_to_convolve_is_the_convolution_over_tasks(axes, side, channels, monkeypatch):
-    monkeypatch.setattr(layers, "PATCH_BYTES", 1)  # one picture at a time
+@pytest.mark.parametrize(("axes", "less"), [((0, None), (0, 0)), ((None, 3), (1, 1)), ((1, 0), (0, 1))])
+def test_our_way_to_convolve_is_the_convolution_over_tasks(axes, less, side, channels, monkeypatch):
+    monkeypatch.setattr(layers, "PART_BYTES", 1)  # one picture at a time
     shapes = (3, 5, 7, channels), (side, side, channels, 4)
     x, kernel = (
         jax.random.normal(KEY, shape if axis is None else (*shape[:axis], 2, *shape[axis:]))
@@ -25,7 +27,7 @@ def test_our_way_to_convolve_is_the_convolution_over_tasks(axes, side, channels,
     )
 
     def value_and_slopes(convolution):
-        over_tasks = jax.vmap(convolution, axes)
+        over_tasks = jax.vmap(functools.partial(convolution, less=less), axes)
         slopes = jax.grad(lambda x, kernel: jnp.sum(over_tasks(x, kernel) ** 3), (0, 1))
         return over_tasks(x, kernel), *slopes(x, kernel)
 
@@ -33,19 +35,21 @@ def test_our_way_to_convolve_is_the_convolution_over_tasks(axes, side, channels,
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("channels", [3, 9])
-def test_derivatives_of_a_convolution_are_right_in_any_order_and_mode(channels):
+@pytest.mark.parametrize("less", [(0, 0), (0, 1)])
+@pytest.mark.parametrize("channels", [3, 9, 50])
+def test_derivatives_of_a_convolution_are_right_in_any_order_and_mode(channels, less):
     x, kernel = jax.random.normal(KEY, (2, 4, 5, channels)), jax.random.normal(KEY, (3, 3, channels, 2))
+    ours, xla = (functools.partial(f, less=less) for f in (convolve_on_cpu, convolve))
 
     def squared_slope(convolution):
         slopes = jax.grad(lambda x, kernel: jnp.sum(convolution(x, kernel) ** 3), (0, 1))
         return jax.grad(lambda *at: sum(jnp.sum(s**2) for s in slopes(*at)), (0, 1))(x, kernel)
 
-    for a, b in zip(squared_slope(convolve_on_cpu), squared_slope(convolve), strict=True):
+    for a, b in zip(squared_slope(ours), squared_slope(xla), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
-    jax.test_util.check_grads(jax.jit(convolve_on_cpu), (x, kernel), 2, ["fwd", "rev"])
+    jax.test_util.check_grads(jax.jit(ours), (x, kernel), 2, ["fwd", "rev"])
     # XLA's own derivative in the kernel, the slow one, is nowhere among them.
-    assert "conv_general_dilated" not in str(jax.make_jaxpr(lambda: squared_slope(convolve_on_cpu))())
+    assert "conv_general_dilated" not in str(jax.make_jaxpr(lambda: squared_slope(ours))())
 
 
 def test_a_network_can_be_the_follower_of_forward_and_implicit_rules():
@@ -73,6 +77,16 @@ def test_few_pictures_at_a_time_give_the_derivative_of_all():
     kernel, slope = jax.random.normal(KEY, (3, 3, 8, 2)), jax.random.normal(KEY, (6, 64, 64, 2))
     ours, xla = (jax.vjp(lambda k, f=f: f(x, k), kernel)[1](slope)[0] for f in (convolve_on_cpu, convolve))
     np.testing.assert_allclose(ours, xla, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("channels", [9, 50])
+@pytest.mark.parametrize("convolution", [convolve, convolve_on_cpu])
+def test_what_pooling_leaves_out_need_not_be_computed(convolution, channels, side):
+    x, kernel = jax.random.normal(KEY, (2, side, 5, channels)), jax.random.normal(KEY, (3, 3, channels, 4))
+    whole, less = convolution(x, kernel), convolution(x, kernel, unpooled(x))
+    np.testing.assert_allclose(less, whole[:, : less.shape[1], : less.shape[2]], rtol=1e-12)
+    np.testing.assert_allclose(max_pool(less), max_pool(whole), rtol=1e-12)
 
 
 def test_pooling_takes_the_largest_and_leaves_out_an_odd_edge():

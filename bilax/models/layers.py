@@ -6,6 +6,7 @@ of one task's pictures.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,10 +20,15 @@ from bilax.phi import most_within
 
 Pictures = Float[Array, "n _ _ _"]
 
-PATCH_BYTES = 4 << 20
-"""of neighbourhoods that are multiplied at a time"""
+Less = tuple[int, int]
+"""how many rows and columns fewer than its input an output has; those are left out at the end"""
+
+PART_BYTES = 4 << 20
+"""of what is made of the pictures that are convolved at a time"""
 THIN = 8
 """With fewer channels, whole neighbourhoods are small enough to be copied."""
+WIDE = 48
+"""With so many channels, fewer products are worth the sums that they take."""
 
 
 class Convolution(eqx.Module):
@@ -34,52 +40,69 @@ class Convolution(eqx.Module):
         scale = (2 / (side * side * channels)) ** 0.5
         self.kernel = scale * jax.random.normal(key, (side, side, channels, filters), jnp.float32)
 
-    def __call__(self, x: Pictures) -> Pictures:
-        return jax.lax.platform_dependent(x, self.kernel, cpu=convolve_on_cpu, default=convolve)
+    def __call__(self, x: Pictures, less: Less = (0, 0)) -> Pictures:
+        on_cpu, elsewhere = (functools.partial(f, less=less) for f in (convolve_on_cpu, convolve))
+        return jax.lax.platform_dependent(x, self.kernel, cpu=on_cpu, default=elsewhere)
 
 
-def convolve(x: Pictures, kernel: Array) -> Pictures:
-    """The convolution as XLA has it."""
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def convolve(x: Pictures, kernel: Array, less: Less = (0, 0)) -> Pictures:
+    """The convolution as XLA has it, without the last rows and columns of which there are to be `less`."""
+    padding = [(side // 2, side // 2 - few) for side, few in zip(kernel.shape, less, strict=False)]
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def convolve_on_cpu(x: Pictures, kernel: Array) -> Pictures:
-    """The same. XLA's for CPU is fast, but not where channels are few, and its derivative in the kernel is slow."""
-    return _convolution.bind(x, kernel)
+def convolve_on_cpu(x: Pictures, kernel: Array, less: Less = (0, 0)) -> Pictures:
+    """The same by other means. XLA's derivative in the kernel is slow on CPU, and its convolution of few channels."""
+    return _convolution.bind(x, kernel, less=less)
 
 
-def _convolve(x: Pictures, kernel: Array) -> Pictures:
+def _convolve(x: Pictures, kernel: Array, less: Less) -> Pictures:
     side, _, channels, filters = kernel.shape
-    if channels >= THIN:
-        return convolve(x, kernel)
-    found = jax.lax.map(lambda few: _patches(few, side) @ kernel.reshape(-1, filters), _in_parts(x, side))
-    return found.reshape(*x.shape[:3], filters)
-
-
-def _in_parts(x: Pictures, side: int) -> Float[Array, "parts _ _ _ _"]:
-    """Few pictures at a time, so that their neighbourhoods stay in cache."""
-    count = most_within(PATCH_BYTES, len(x), x[0].size * side**2 * x.dtype.itemsize)
-    return x.reshape(-1, count, *x.shape[1:])
-
-
-def _turned(kernel: Array) -> Array:
-    """The kernel of the transposed convolution."""
-    return jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+    # XLA would swap a picture with a kernel that is larger, and then be slow.
+    if channels < THIN or x.shape[1] * x.shape[2] < side**2:
+        weights = kernel.reshape(-1, filters)
+        found = jax.lax.map(lambda few: _patches(few, side, less) @ weights, _in_parts(x, side**2))
+    elif channels >= WIDE and side == 3:
+        found = jax.lax.map(lambda few: _convolve_tiles(few, kernel, less), _in_parts(x, 4))
+    else:
+        return convolve(x, kernel, less)
+    return found.reshape(len(x), *found.shape[2:])
 
 
 def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
     """The derivative of Σ slope · convolve(x, kernel) in the kernel."""
     channels, filters = x.shape[-1], slope.shape[-1]
-    products = _by_patches if channels < THIN else _by_rows
+    tiled = side == 3 and channels >= THIN
+    parts = _in_parts(x, 4 if tiled else side**2)
+    parts = parts, slope.reshape(*parts.shape[:2], *slope.shape[1:])
 
-    def add(total, part):
+    def add(totals, part):
         few, slopes = part
-        return total + products(few, slopes.T, side), None
+        products = _tiles_products(few, slopes) if tiled else [_patches_product(few, slopes, side)]
+        return [total + product for total, product in zip(totals, products, strict=True)], None
 
-    parts = _in_parts(x, side)
-    parts = parts, slope.reshape(len(parts), -1, filters)
-    total, _ = jax.lax.scan(add, jnp.zeros((filters, side * side * channels), x.dtype), parts)
-    return total.T.reshape(side, side, channels, filters)
+    zeros = jnp.zeros((filters, (side if tiled else side**2) * channels), x.dtype)
+    totals, _ = jax.lax.scan(add, [zeros] * (4 if tiled else 1), parts)
+    if not tiled:
+        return totals[0].T.reshape(side, side, channels, filters)
+    a, b, c, d = (total.T.reshape(side, channels, filters) for total in totals)
+    outer = (b + c) / 2
+    return jnp.stack([a + outer, (b - c) / 2, outer + d], axis=1)
+
+
+def _in_parts(x: Pictures, copies: int) -> Float[Array, "parts _ _ _ _"]:
+    """Few pictures at a time, so that `copies` of them stay in cache."""
+    count = most_within(PART_BYTES, len(x), copies * x[0].size * x.dtype.itemsize)
+    return x.reshape(-1, count, *x.shape[1:])
+
+
+def _less(x: Any, out: Any) -> Less:
+    return x.shape[1] - out.shape[1], x.shape[2] - out.shape[2]
+
+
+def _turned(kernel: Array) -> Array:
+    """The kernel of the transposed convolution."""
+    return jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
 
 
 def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
@@ -114,36 +137,68 @@ _convolution = _primitive("convolution", _convolve)
 _convolution_slope = _primitive("convolution_slope", _kernel_slope)
 ad.defbilinear(
     _convolution,
-    lambda slope, x, kernel: convolve_on_cpu(slope, _turned(kernel)),
-    lambda slope, x, kernel: _convolution_slope.bind(x, slope, side=kernel.aval.shape[0]),
+    lambda slope, x, kernel, less: convolve_on_cpu(slope, _turned(kernel), _less(slope, x.aval)),
+    lambda slope, x, kernel, less: _convolution_slope.bind(x, slope, side=kernel.aval.shape[0]),
 )
 ad.defbilinear(
     _convolution_slope,
-    lambda bar, x, slope, side: convolve_on_cpu(slope, _turned(bar)),
-    lambda bar, x, slope, side: convolve_on_cpu(x, bar),
+    lambda bar, x, slope, side: convolve_on_cpu(slope, _turned(bar), _less(slope, x.aval)),
+    lambda bar, x, slope, side: convolve_on_cpu(x, bar, _less(x, slope.aval)),
 )
 
 
-def _by_patches(x: Pictures, slope: Float[Array, "filters positions"], side: int) -> Array:
-    patches = _patches(x, side)
-    return slope @ patches.reshape(-1, patches.shape[-1])
+# Winograd's way (Lavin and Gray 2016) along rows: two neighbouring outputs of a kernel of three are had from four
+# inputs by four products in place of six.
+def _convolve_tiles(x: Pictures, kernel: Array, less: Less) -> Pictures:
+    height, width = (size - few for size, few in zip(x.shape[1:3], less, strict=True))
+    left, middle, right = kernel[:, 0], kernel[:, 1], kernel[:, 2]
+    outer = (left + right) / 2
+    columns = left, outer + middle / 2, outer - middle / 2, right
+    tiles = zip(_tiles(x, width), columns, strict=True)
+    a, b, c, d = (convolve(tile, column[:, None], (less[0], 0)) for tile, column in tiles)
+    pairs = jnp.stack([a + b + c, b - c - d], axis=3)
+    return pairs.reshape(len(x), height, -1, kernel.shape[-1])[:, :, :width]
 
 
-def _by_rows(x: Pictures, slope: Float[Array, "filters positions"], side: int) -> Array:
-    """The same product in `side` parts. Neighbours in the row are copied; those above and below are the same, moved."""
-    edge, (height, width) = side // 2, x.shape[1:3]
-    padded = jnp.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
-    rows = jnp.concatenate([padded[:, :, j : j + width] for j in range(side)], axis=-1)
-    parts = (rows[:, i : i + height].reshape(-1, rows.shape[-1]) for i in range(side))
-    return jnp.concatenate([slope @ part for part in parts], axis=1)
+def _tiles_products(x: Pictures, slope: Pictures) -> list[Float[Array, "filters _"]]:
+    (height, width), filters = slope.shape[1:3], slope.shape[-1]
+    even = jnp.pad(slope, ((0, 0), (0, 0), (0, width % 2), (0, 0)))
+    first, second = even[:, :, ::2], even[:, :, 1::2]
+
+    def product(tile, slopes):
+        rows, _, _ = _padded(tile, (3, 1), (x.shape[1] - height, 0))
+        moved = jnp.concatenate([rows[:, i : i + height] for i in range(3)], axis=-1)
+        return slopes.reshape(-1, filters).T @ moved.reshape(-1, moved.shape[-1])
+
+    slopes = first, first + second, first - second, -second
+    return [product(*pair) for pair in zip(_tiles(x, width), slopes, strict=True)]
 
 
-def _patches(x: Pictures, side: int) -> Pictures:
-    """Each position's side × side neighbourhood as its channels."""
-    edge, (height, width) = side // 2, x.shape[1:3]
-    padded = jnp.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+def _tiles(x: Pictures, width: int) -> tuple[Pictures, Pictures, Pictures, Pictures]:
+    """What four inputs that reach over two outputs are turned into, for all pairs of `width` outputs."""
+    reach = 2 * (-(-width // 2)) - 1
+    padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), (1, reach + 2 - x.shape[2], 0), (0, 0, 0)])
+    a, b, c, d = (padded[:, :, j : j + reach : 2] for j in range(4))
+    return a - c, b + c, c - b, b - d
+
+
+def _patches_product(x: Pictures, slope: Pictures, side: int) -> Float[Array, "filters _"]:
+    patches = _patches(x, side, _less(x, slope))
+    return slope.reshape(-1, slope.shape[-1]).T @ patches.reshape(-1, patches.shape[-1])
+
+
+def _patches(x: Pictures, side: int, less: Less) -> Pictures:
+    """The side × side neighbourhood of each position of the output as its channels."""
+    padded, height, width = _padded(x, (side, side), less)
     shifted = [padded[:, i : i + height, j : j + width] for i in range(side) for j in range(side)]
     return jnp.concatenate(shifted, axis=-1)
+
+
+def _padded(x: Pictures, sides: tuple[int, int], less: Less) -> tuple[Pictures, int, int]:
+    """Zeros around, as far as neighbourhoods reach, and the output's height and width."""
+    height, width = (size - few for size, few in zip(x.shape[1:3], less, strict=True))
+    around = [(side // 2, side // 2 - few, 0) for side, few in zip(sides, less, strict=True)]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)]), height, width
 
 
 class Normalization(eqx.Module):
@@ -164,9 +219,16 @@ class Normalization(eqx.Module):
 def max_pool(x: Pictures) -> Pictures:
     """The largest of each 2 × 2 block; an odd last row or column is left out, and a single one stays as it is."""
     count, height, width, channels = x.shape
+    odd_rows, odd_columns = unpooled(x)
     rows, columns = min(2, height), min(2, width)
-    whole = x[:, : height // rows * rows, : width // columns * columns]
+    whole = x[:, : height - odd_rows, : width - odd_columns]
     return _largest(whole.reshape(count, height // rows, rows, width // columns, columns, channels))
+
+
+def unpooled(x: Pictures) -> Less:
+    """How many last rows and columns `max_pool` leaves out."""
+    height, width = x.shape[1:3]
+    return height % min(2, height), width % min(2, width)
 
 
 # The derivative of max looks for where the input equals the output. Once compiled, the two may be computed apart and

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from bilax.models.layers import Convolution, Normalization, Pictures, max_pool
+from bilax.models.layers import Convolution, Normalization, Pictures, max_pool, unpooled
 
 
 class _Group(eqx.Module):
@@ -35,8 +35,9 @@ class _Block(eqx.Module):
         self.normalization = Normalization(filters)
 
     def __call__(self, x: Pictures) -> Pictures:
-        # The bias and ReLU commute with the maximum, and a quarter of the numbers is left after pooling.
-        return self.normalization(jax.nn.relu(max_pool(self.convolution(x)) + self.bias))
+        # What pooling leaves out is not computed. The bias and ReLU commute with the maximum, and a quarter of the
+        # numbers is left after pooling.
+        return self.normalization(jax.nn.relu(max_pool(self.convolution(x, unpooled(x))) + self.bias))
 
 
 class ConvNet4(eqx.Module):
