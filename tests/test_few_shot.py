@@ -22,7 +22,7 @@ from bilax import cli
 from bilax.datasets import DataError
 from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.datasets.omniglot import SMALL
-from bilax.experiments import few_shot
+from bilax.experiments import few_shot, few_shot_speed
 from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
 from bilax.experiments.few_shot_run import FewShot, Validation, last_gain, load_learned, save_learned
 from bilax.experiments.few_shot_table import Table2
@@ -954,3 +954,18 @@ def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
     assert few_shot_command(*words, "--out", tmp_path / "run") == 2
     assert hint in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_the_benchmark_times_both_numbers_of_steps_and_compares_with_what_is_installed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(few_shot_speed, "SIZES", {"small": (6, 1, 2, 4.0)})
+    monkeypatch.setattr(few_shot_speed.importlib.util, "find_spec", lambda name: None)
+    target = few_shot_speed.FewShotSpeed(quick=True, out=tmp_path)
+    results = target.compute()
+    assert {name: len(seconds) for name, seconds in results["small"].items()} == {
+        "bilax, K = 10": 2,
+        "bilax, K = 50": 2,
+    }
+    assert "pip install torch higher" in capsys.readouterr().out
+    seconds = {"bilax, K = 10": [1.0, 2.0], "bilax, K = 50": [1.4, 2.8], "higher, K = 10": [5.0, 10.0]}
+    grown, faster = target.claims({"small": seconds})
+    assert (grown.here, grown.held, faster.here, faster.held) == ("1.40", False, "5.00", True)

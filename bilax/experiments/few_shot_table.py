@@ -265,8 +265,7 @@ class Table2(Target):
                 curves.text(0.5, 0.5, "no run came to\nits first validation", ha="center", transform=curves.transAxes)
                 curves.set(xticks=[], yticks=[])
             for axis in (test.xaxis, curves.yaxis):
-                axis.set_major_formatter("{x:g}")
-                axis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:g}"[0] in "235" else "")
+                _label_log(axis)
         axes[1, 0].set_ylabel("validation error (%)")
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2 * len(columns), fontsize=7)
         path = self.figure_path()
@@ -299,6 +298,16 @@ class Table2(Target):
                     said, lead = _compare(one, row[one], two, row[two])
                     claims.append(Claim(what, said, lead > 0))
         return claims
+
+
+def _label_log(axis: Any) -> None:
+    """Ticks at round numbers, also where a logarithmic axis has less than a decade."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(MaxNLocator(5) if high < 5 * low else LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
 
 
 def _compare(one: str, first: dict[str, Any], two: str, second: dict[str, Any]) -> tuple[str, float]:
