@@ -150,14 +150,14 @@ ad.defbilinear(
 # Winograd's way (Lavin and Gray 2016) along rows: two neighbouring outputs of a kernel of three are had from four
 # inputs by four products in place of six.
 def _convolve_tiles(x: Pictures, kernel: Array, less: Less) -> Pictures:
-    height, width = (size - few for size, few in zip(x.shape[1:3], less, strict=True))
+    width = x.shape[2] - less[1]
     left, middle, right = kernel[:, 0], kernel[:, 1], kernel[:, 2]
     outer = (left + right) / 2
     columns = left, outer + middle / 2, outer - middle / 2, right
     tiles = zip(_tiles(x, width), columns, strict=True)
     a, b, c, d = (convolve(tile, column[:, None], (less[0], 0)) for tile, column in tiles)
     pairs = jnp.stack([a + b + c, b - c - d], axis=3)
-    return pairs.reshape(len(x), height, -1, kernel.shape[-1])[:, :, :width]
+    return pairs.reshape(*a.shape[:2], -1, kernel.shape[-1])[:, :, :width]
 
 
 def _tiles_products(x: Pictures, slope: Pictures) -> list[Float[Array, "filters _"]]:
@@ -166,7 +166,7 @@ def _tiles_products(x: Pictures, slope: Pictures) -> list[Float[Array, "filters 
     first, second = even[:, :, ::2], even[:, :, 1::2]
 
     def product(tile, slopes):
-        rows, _, _ = _padded(tile, (3, 1), (x.shape[1] - height, 0))
+        rows = _padded(tile, (3, 1), (x.shape[1] - height, 0))
         moved = jnp.concatenate([rows[:, i : i + height] for i in range(3)], axis=-1)
         return slopes.reshape(-1, filters).T @ moved.reshape(-1, moved.shape[-1])
 
@@ -176,9 +176,9 @@ def _tiles_products(x: Pictures, slope: Pictures) -> list[Float[Array, "filters 
 
 def _tiles(x: Pictures, width: int) -> tuple[Pictures, Pictures, Pictures, Pictures]:
     """What four inputs that reach over two outputs are turned into, for all pairs of `width` outputs."""
-    reach = 2 * (-(-width // 2)) - 1
-    padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), (1, reach + 2 - x.shape[2], 0), (0, 0, 0)])
-    a, b, c, d = (padded[:, :, j : j + reach : 2] for j in range(4))
+    even = width + width % 2
+    padded = _padded(x, (1, 3), (0, x.shape[2] - even))
+    a, b, c, d = (padded[:, :, j : j + even - 1 : 2] for j in range(4))
     return a - c, b + c, c - b, b - d
 
 
@@ -189,16 +189,16 @@ def _patches_product(x: Pictures, slope: Pictures, side: int) -> Float[Array, "f
 
 def _patches(x: Pictures, side: int, less: Less) -> Pictures:
     """The side × side neighbourhood of each position of the output as its channels."""
-    padded, height, width = _padded(x, (side, side), less)
+    padded = _padded(x, (side, side), less)
+    height, width = (size - side + 1 for size in padded.shape[1:3])
     shifted = [padded[:, i : i + height, j : j + width] for i in range(side) for j in range(side)]
     return jnp.concatenate(shifted, axis=-1)
 
 
-def _padded(x: Pictures, sides: tuple[int, int], less: Less) -> tuple[Pictures, int, int]:
-    """Zeros around, as far as neighbourhoods reach, and the output's height and width."""
-    height, width = (size - few for size, few in zip(x.shape[1:3], less, strict=True))
+def _padded(x: Pictures, sides: tuple[int, int], less: Less) -> Pictures:
+    """Zeros around, as far as neighbourhoods of the output's positions reach."""
     around = [(side // 2, side // 2 - few, 0) for side, few in zip(sides, less, strict=True)]
-    return jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)]), height, width
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])
 
 
 class Normalization(eqx.Module):
