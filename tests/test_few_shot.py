@@ -814,6 +814,11 @@ def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, mon
     assert run(3.0, patience=2) == 6
     assert run(4.0, patience=2) == 6
     assert run(3.0, patience=3) == 8
+    wide: dict[str, Any] = {"methods": ("IAPTT-GM, 64 filters",), "out": tmp_path, "runs": tmp_path, "patience": 2}
+    for tasks, columns in ((), ["5-1"]), (("5-5",), ["5-5"]), ((), ["5-1", "5-5"]):
+        cells = Table2(tasks=tasks, **wide).compute()["cells"]
+        assert list(cells["IAPTT-GM, 64 filters"]) == columns
+    assert len(asked) == 10
     nothing = Table2(dataset="mini-imagenet", out=tmp_path, redraw=True)
     assert nothing.show(nothing.stored()) == []
 

@@ -10,7 +10,7 @@ import pytest
 
 import bilax
 from bilax.models import ConvNet4, Dense, ResNet12, layers
-from bilax.models.layers import Normalization, convolve, convolve_on_cpu, max_pool, unpooled
+from bilax.models.layers import Convolution, Normalization, convolve, convolve_on_cpu, max_pool, unpooled
 
 KEY = jax.random.key(0)
 
@@ -50,6 +50,24 @@ def test_derivatives_of_a_convolution_are_right_in_any_order_and_mode(channels, 
     jax.test_util.check_grads(jax.jit(ours), (x, kernel), 2, ["fwd", "rev"])
     # XLA's own derivative in the kernel, the slow one, is nowhere among them.
     assert "conv_general_dilated" not in str(jax.make_jaxpr(lambda: squared_slope(ours))())
+
+
+@pytest.mark.parametrize(("channels", "share"), [(32, 1.0), (64, 0.75)])
+def test_wide_convolutions_take_fewer_products_on_cpu(channels, share):
+    x, kernel = jnp.zeros((8, 14, 14, channels)), jnp.zeros((3, 3, channels, channels))
+    ours, xla = (jax.jit(f).lower(x, kernel).cost_analysis() for f in (convolve_on_cpu, convolve))
+    assert ours
+    assert xla
+    assert ours["flops"] <= share * xla["flops"]
+
+
+@pytest.mark.parametrize(("platform", "loops"), [("cpu", True), ("cuda", False), ("tpu", False)])
+def test_accelerators_are_given_the_convolution_of_xla(platform, loops):
+    convolution = Convolution(64, 8, KEY)
+    slope = jax.jit(jax.grad(lambda x: jnp.sum(convolution(x) ** 2)))
+    program = slope.trace(jnp.zeros((2, 6, 6, 64), jnp.float32)).lower(lowering_platforms=(platform,)).as_text()
+    assert "stablehlo.convolution" in program
+    assert ("stablehlo.while" in program) == loops
 
 
 def test_a_network_can_be_the_follower_of_forward_and_implicit_rules():
