@@ -79,7 +79,7 @@ def _halve(cells: np.ndarray) -> np.ndarray:
 
 @quick_jit
 def _bound_cells(problem: Problem, x: PyTree, y: PyTree, data: Any, cells: Array) -> Array:
-    """Lower bounds of f over cells (count, 2, m): the better of the plain and the mean-value form."""
+    """Lower bounds of f over cells (count, 2, m): the better of the plain and, if f is steady, the mean-value form."""
     flat = flatten(problem, x, y, data)
     x_flat = jnp.asarray(ravel_pytree(x)[0], cells.dtype)
 
@@ -93,37 +93,44 @@ def _bound_cells(problem: Problem, x: PyTree, y: PyTree, data: Any, cells: Array
         centre = (box.lo + box.hi) / 2
         offset = _outward(Interval(box.lo - centre, box.hi - centre))
         terms = _mul(slope, offset)
-        at_centre = on_intervals(f, Interval(centre, centre)).lo
+        try:
+            at_centre = on_intervals(f, Interval(centre, centre), steady=True).lo
+        except NotSupportedError:
+            return plain
         mean_value = _outward(Interval(at_centre + jnp.sum(terms.lo), at_centre)).lo
         return jnp.maximum(plain, jnp.where(jnp.isnan(mean_value), -jnp.inf, mean_value))
 
     return jax.vmap(bound)(cells)
 
 
-def on_intervals(f: Callable[[Array], Array], box: Interval) -> Interval:
-    """An interval that contains f(y) for every y in the box."""
+def _is_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def on_intervals(f: Callable[[Array], Array], box: Interval, *, steady: bool = False) -> Interval:
+    """An interval that contains f(y) for every y in the box; `steady` refuses an f that jumps."""
     closed = jax.make_jaxpr(f)(jax.ShapeDtypeStruct(box.lo.shape, box.lo.dtype))
-    (out,) = _evaluate(closed.jaxpr, closed.consts, [box])
+    (out,) = _evaluate(closed.jaxpr, closed.consts, [box], steady)
     return out if isinstance(out, Interval) else Interval(out, out)
 
 
-def _evaluate(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
+def _evaluate(jaxpr: Any, consts: Any, args: Any, steady: bool) -> list[Any]:
     known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
-        outs = _apply(eqn, [read(atom) for atom in eqn.invars])
+        outs = _apply(eqn, [read(atom) for atom in eqn.invars], steady)
         known.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(eqn: Any, args: list[Any]) -> list[Any]:
+def _apply(eqn: Any, args: list[Any], steady: bool) -> list[Any]:
     name, params = eqn.primitive.name, eqn.params
     inner = params.get("jaxpr", params.get("call_jaxpr"))
     if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call") and inner is not None:
-        return _evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), args)
+        return _evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), args, steady)
 
     def bind(*values):
         out = eqn.primitive.bind(*values, **params)
@@ -131,6 +138,13 @@ def _apply(eqn: Any, args: list[Any]) -> list[Any]:
 
     if not any(isinstance(arg, Interval) for arg in args):
         return bind(*args)
+    if steady and (name == "sign" or not _is_float(eqn.outvars[0].aval.dtype)):
+        raise NotSupportedError(f"the slope of {name}")
+    if name in ("gather", "dynamic_slice") and any(isinstance(arg, Interval) for arg in args[1:]):
+        raise NotSupportedError(f"{name} at a place that varies")
+    if name in _DOMAIN:
+        # Rounding outwards may have left the domain by a little.
+        args = [Interval(*(jnp.maximum(end, _DOMAIN[name]) for end in args[0]))]
     if name in _RISING:
         lo, hi = ([arg[i] if isinstance(arg, Interval) else arg for arg in args] for i in (0, 1))
         return [_outward(Interval(*ends)) for ends in zip(bind(*lo), bind(*hi), strict=True)]
@@ -153,17 +167,20 @@ def _whole(value: Any) -> Interval:
 
 
 def _outward(v: Interval) -> Interval:
-    if not jnp.issubdtype(v.lo.dtype, jnp.floating):
+    if not _is_float(v.lo.dtype):
         return v
     info = jnp.finfo(v.lo.dtype)
     return Interval(v.lo - 8 * info.eps * jnp.abs(v.lo) - info.tiny, v.hi + 8 * info.eps * jnp.abs(v.hi) + info.tiny)
 
 
 def _mul(a: Interval, b: Interval) -> Interval:
-    ends = [a.lo * b.lo, a.lo * b.hi, a.hi * b.lo, a.hi * b.hi]
-    # 0 · ∞ is 0 here: the zero end is exact.
-    ends = [jnp.where(jnp.isnan(end), 0, end) for end in ends]
+    ends = [_product(one, two) for one in a for two in b]
     return Interval(functools.reduce(jnp.minimum, ends), functools.reduce(jnp.maximum, ends))
+
+
+def _product(one: Array, two: Array) -> Array:
+    # 0 · ∞ is 0 here: the zero end is exact.
+    return jnp.where((one == 0) | (two == 0), jnp.where(jnp.isnan(one + two), jnp.nan, 0), one * two)
 
 
 def _div(a: Interval, b: Interval) -> Interval:
@@ -202,6 +219,9 @@ _RISING = {
     *("convert_element_type", "reduce_sum", "reduce_max", "reduce_min", "copy", "rev", "add_any", "pad", "split"),
 }
 """Operations that never fall when an argument rises: each end maps to an end."""
+
+_DOMAIN = {"log": 0.0, "log1p": -1.0, "sqrt": 0.0}
+"""where the arguments of some of them begin"""
 
 _RULES: dict[str, Callable[..., Interval]] = {
     "sub": lambda a, b: Interval(a.lo - b.hi, a.hi - b.lo),

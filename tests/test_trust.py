@@ -242,6 +242,29 @@ def test_lemma_refutes_a_poor_minimiser():
     assert found.slope > 0.1
 
 
+_TABLE = jnp.asarray([5.0, 6.0, -7.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    ("lower", "interval"),
+    [
+        (lambda y: y * jnp.log(y), (0.0, 1.0)),
+        (lambda y: y * jnp.log1p(y - 1), (0.0, 1.0)),
+        (lambda y: (y - 0.5) ** 2 * jnp.sqrt(y) - y, (0.0, 1.0)),
+        (lambda y: y + 10 * jnp.sign(y), (-1.0, 1.5)),
+        (lambda y: y - 3 * y.astype(int), (0.0, 3.5)),
+        (lambda y: y + jnp.take(_TABLE, y.astype(int), mode="clip"), (0.0, 3.5)),
+        (lambda y: y + jnp.where(y > 1, -3.0, 1.0), (0.0, 3.5)),
+        (lambda y: jnp.abs(y - 0.3) - jnp.cos(9 * y), (-1.0, 1.5)),
+    ],
+)
+def test_a_proven_bound_lies_below_the_follower(lower, interval):
+    problem = bilax.Problem(lambda x, y: x + y, lambda x, y: lower(y), y_set=bilax.Box(*interval))
+    lowest = min(float(lower(y)) for y in jnp.linspace(*interval, 2001)[1:-1])
+    found = bilax.certify(problem, SimpleNamespace(x=jnp.asarray(0.0), y=jnp.asarray(interval[1])))
+    assert found.bound is None or found.bound <= min(lowest, found.lowest)
+
+
 def test_certify_says_what_it_wants():
     with pytest.raises(TypeError, match="fields x and y"):
         bilax.certify(TOY.problem, 3.0)
