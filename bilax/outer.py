@@ -123,6 +123,10 @@ def solve(
     shapes compiles nothing.
     """
     loop, x0, y0 = _prepare(problem, method, x0, y0, steps, optimizer, z_optimizer, data, tolerance, record, tasks)
+    if saving is not None and not isinstance(saving, Saving):
+        raise TypeError(f"saving must be bilax.Saving(folder), got {saving!r}.")
+    if not isinstance(callbacks, Sequence) or not all(callable(callback) for callback in callbacks):
+        raise TypeError(f"callbacks must be a list of functions (state, history), got {callbacks!r}.")
     if resume and saving is None:
         raise ValueError("resume=True needs saving=bilax.Saving(folder), where the run was saved.")
     if progress or callbacks or saving or time_limit is not None or isinstance(loop.data, Batches):
@@ -245,7 +249,11 @@ def _check_data(data: Any) -> Any:
 
 
 def _key(key: Array | None) -> Array:
-    return jax.random.key(0) if key is None else key
+    if key is None:
+        return jax.random.key(0)
+    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
+        raise TypeError(f"key must be a random key such as jax.random.key(0), got {key!r}.")
+    return key
 
 
 @eqx.filter_jit
@@ -345,7 +353,9 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...]) -> tuple[State,
     good = jax.tree.map(lambda new, old: jnp.where(_finite(point), new, old), point, state.good)
     after = State(x_next, z_next, (x_memory, z_memory), state.key, state.step + 1, status, good)
     stay = state._replace(status=status, good=good)
-    return jax.tree.map(lambda new, old: _where(ok, new, old), after, stay), entry
+    # A step that was not taken leaves no entry.
+    entry = jax.tree.map(lambda leaf: jnp.where(ok, leaf, _nothing(leaf.shape, leaf.dtype)), entry)
+    return jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, stay), entry
 
 
 def _data(loop: Loop, step: Array, key: Array) -> tuple[Any, ...]:
@@ -377,9 +387,3 @@ def _finite(tree: PyTree) -> Array:
 
 def _nothing(shape: tuple[int, ...], dtype: Any) -> Array:
     return jnp.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else 0, dtype)
-
-
-def _where(flag: Array, new: Array, old: Array) -> Array:
-    if jnp.issubdtype(new.dtype, jax.dtypes.prng_key):
-        return old
-    return jnp.where(flag, new, old)

@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 from jaxtyping import Array, PyTree
 
 from bilax import checkpoint
@@ -69,22 +70,27 @@ def drive(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int, watch: Wat
             # The batch of the last step taken comes first: the end point is evaluated on it.
             reader = stack.enter_context(_Reader(source, max(done - 1, 0), capacity))
             if done:
-                reader.take(1)
-                batch = reader.last
+                batch = _entry(reader.take(1)[1], 0)
         while done < steps and int(state.status) == Status.running:
             count = min(pace.count, steps - done)
             if saver is not None:
                 count = saver.until_next(done, count)
             batches = None
             if reader is not None:
-                count, batches = reader.take(count)
+                try:
+                    count, batches = reader.take(count)
+                except Exception:
+                    if saver is not None and done:
+                        saver.save(state, history)
+                    raise
                 if count == 0:
                     ended = Status.data_ended
                     break
-                batch = reader.last
             with pace.timing(count):
                 state, part = _advance(loop, state, jnp.asarray(count), capacity, batches)
                 taken, done = int(state.step) - done, int(state.step)
+            if batches is not None and taken:
+                batch = _entry(batches, taken - 1)
             history.append(jax.tree.map(lambda leaf, n=taken: np.array(leaf[:n]), jax.device_get(part)))
             display(done, history)
             stop = _stop(watch, state, history, received, began)
@@ -99,6 +105,10 @@ def drive(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int, watch: Wat
     point, status = jax.device_get(_finish(loop, state, jnp.asarray(ended), batch))
     whole = _join(history) if history else _empty_history(loop, state, batch)
     return Solution(**point._asdict(), status=status, steps=done, history=whole).trimmed()
+
+
+def _entry(batches: PyTree, i: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i], batches)
 
 
 def _stop(watch: Watch, state: State, history: list[History], received: list[int], began: float) -> Status | None:
@@ -119,7 +129,8 @@ def _any_callback_stops(watch: Watch, state: State, history: list[History]) -> b
     stop = False
     for callback in watch.callbacks:
         try:
-            stop |= callback(state, history[0]) is True
+            answer = np.asarray(callback(state, history[0]))
+            stop |= answer.dtype == bool and bool(answer)
         except Exception as error:
             if watch.strict_callbacks:
                 raise
@@ -186,6 +197,8 @@ def _configuration(loop: Loop, state: State, batch: Any) -> dict[str, str]:
     batches = None if batch is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
     program = eqx.filter_make_jaxpr(advance)(loop, state, jnp.asarray(0), 1, batches)[0]
     text = re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr))
+    # What objectives, sets and step sizes hold as arrays is no part of the text.
+    arrays = [jax.tree.leaves(eqx.filter(loop._replace(data=()), eqx.is_array)), _constants(program)]
     return {
         "method": re.sub(r"\s+|0x[0-9a-f]+", " ", str(loop.phi.method)),
         "x0": checkpoint.fingerprint(state.x),
@@ -193,16 +206,33 @@ def _configuration(loop: Loop, state: State, batch: Any) -> dict[str, str]:
         "key": checkpoint.fingerprint(state.key),
         "data": "read while running" if callable(loop.data) or batch is not None else checkpoint.fingerprint(loop.data),
         "program (objectives, optimisers, sets, record)": checkpoint.fingerprint(
-            [np.frombuffer(text.encode(), np.uint8), program.consts]
+            [np.frombuffer(text.encode(), np.uint8), arrays]
         ),
     }
+
+
+def _constants(program: core.ClosedJaxpr) -> list[Any]:
+    """The arrays that a traced program holds, in whatever depth."""
+    found = list(program.consts)
+    for eqn in program.jaxpr.eqns:
+        found += [atom.val for atom in eqn.invars if isinstance(atom, core.Literal) and np.ndim(atom.val)]
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
+            if isinstance(inner, core.Jaxpr):
+                inner = core.ClosedJaxpr(inner, ())
+            if isinstance(inner, core.ClosedJaxpr):
+                found += _constants(inner)
+    return found
+
+
+def _is_program(value: Any) -> bool:
+    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
 
 
 class _Reader:
     """Reads batches ahead in a thread and stacks them for one chunk."""
 
     def __init__(self, source: Iterable[tuple[Any, ...]], skip: int, capacity: int):
-        self.capacity, self.last = capacity, None
+        self.capacity = capacity
         self.queue: queue.Queue[Any] = queue.Queue(maxsize=2 * capacity)
         self.ended, self.failure, self.closing = False, None, False
         self.thread = threading.Thread(target=self._read, args=(source, skip), daemon=True)
@@ -211,7 +241,16 @@ class _Reader:
     def _read(self, source: Iterable[tuple[Any, ...]], skip: int) -> None:
         try:
             starting_at = getattr(source, "starting_at", None)
-            for batch in starting_at(skip) if starting_at else itertools.islice(source, skip, None):
+            batches = starting_at(skip) if starting_at else itertools.islice(source, skip, None)
+            shapes = None
+            for number, batch in enumerate(batches, skip):
+                found = jax.tree.map(np.shape, batch)
+                shapes = shapes or found
+                if found != shapes:
+                    raise ValueError(
+                        f"batch {number} has the shapes {found}, those before it {shapes}. All must be alike: leave "
+                        "out a last batch that is shorter."
+                    )
                 while not self.closing:
                     with contextlib.suppress(queue.Full):
                         self.queue.put(batch, timeout=0.2)
@@ -235,7 +274,6 @@ class _Reader:
             raise RuntimeError(f"reading the data failed: {self.failure!r}") from self.failure
         if not taken:
             return 0, None
-        self.last = taken[-1]
         return len(taken), jax.tree.map(self._stack, *taken)
 
     def _stack(self, *leaves: Any) -> np.ndarray:

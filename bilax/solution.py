@@ -122,9 +122,9 @@ class Solution(eqx.Module):
         """
         if not np.ndim(self.steps):
             return self
-        bad = [Status(int(s)).failed for s in self.status]
-        score = np.where(bad, np.inf, np.asarray(self.upper))
-        return self[int(np.argmin(score))] if not all(bad) else self[int(np.nanargmin(np.asarray(self.upper)))]
+        bad = np.asarray([Status(int(s)).failed for s in self.status])
+        score = np.nan_to_num(np.where(bad & ~bad.all(), np.inf, self.upper), nan=np.inf)
+        return self[int(np.argmin(score))]
 
     def __getitem__(self, i: int) -> "Solution":
         """Run i of several."""

@@ -120,6 +120,12 @@ def test_solve_refuses_wrong_settings():
         bilax.solve(PROBLEM, METHOD, 1.0, 1.0, data=jnp.ones(3))  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="optimizer must be an optax"):
         bilax.solve(PROBLEM, METHOD, 1.0, 1.0, optimizer=0.1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"key must be a random key such as jax\.random\.key\(0\), got 0"):
+        bilax.solve(PROBLEM, METHOD, 1.0, 1.0, key=0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"saving must be bilax\.Saving\(folder\), got 'here'"):
+        bilax.solve(PROBLEM, METHOD, 1.0, 1.0, saving="here")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="callbacks must be a list"):
+        bilax.solve(PROBLEM, METHOD, 1.0, 1.0, callbacks=print)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"method must be a bilax\.Method"):
         bilax.solve(PROBLEM, bilax.iaptt_gm, 1.0, 1.0)  # pyright: ignore[reportArgumentType]
 
@@ -178,3 +184,10 @@ def test_one_bad_start_leaves_the_others_alone():
     assert bilax.Status(int(batch.status[1])) is bilax.Status.non_finite
     assert batch.best.status is bilax.Status.step_limit
     assert len(batch[1].history.upper) == batch[1].steps < 50
+    assert np.isnan(batch.history.upper[1, batch[1].steps :]).all()
+    assert not batch.history.k_bar[1, batch[1].steps :].any()
+    none = bilax.multistart(
+        bilax.Problem(lambda x, y: jnp.log(x), lambda x, y: y**2), bilax.rhg(3, 0.1), -jnp.ones(2), jnp.ones(2), steps=5
+    )
+    assert "best upper=nan" in repr(none)
+    assert none.best.status is bilax.Status.non_finite

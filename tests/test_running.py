@@ -47,7 +47,7 @@ def test_chunks_give_the_same_bits_as_one_call():
     assert_same(run(), run(callbacks=[lambda state, history: None]))
 
 
-def test_an_iterable_of_batches_equals_the_same_data_traced():
+def test_an_iterable_of_batches_equals_the_same_data_traced(tmp_path):
     keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(61)]
     batches = [noise(0, key) for key in keys]
     whole, listed = run(), run(data=batches)
@@ -61,8 +61,30 @@ def test_an_iterable_of_batches_equals_the_same_data_traced():
         yield from batches[:10]
         raise OSError("the disk is gone")
 
+    saving = bilax.Saving(tmp_path)
     with pytest.raises(RuntimeError, match=r"reading the data failed.*disk is gone"):
-        run(data=broken())
+        run(data=broken(), saving=saving)
+    assert_same(run(data=batches, saving=saving, resume=True), listed)
+    assert 0 < steps_saved(tmp_path)[0] <= 10
+    uneven = [*batches[:30], (jnp.zeros(1),), *batches[31:]]
+    with pytest.raises(RuntimeError, match=r"batch 30 has the shapes .*\(1,\).*those before it .*\(2,\).*leave out"):
+        run(data=uneven)
+
+
+def test_the_end_is_evaluated_on_the_batch_of_the_last_step():
+    batches = [(jnp.full(2, float(i)),) for i in range(300)]
+    problem = bilax.Problem(lambda x, y, t: jnp.sum(t) + jnp.sum(x**2), lambda x, y, t: jnp.sum((y - x) ** 2))
+    options = {"steps": 300, "optimizer": optax.sgd(0.1), "data": batches, "tolerance": 1e-8}
+    solution = bilax.solve(problem, bilax.rhg(50, 0.25), X0, Y0, **options)
+    assert solution.status is bilax.Status.converged
+    np.testing.assert_allclose(solution.upper, 2 * (solution.steps - 1), rtol=1e-9)
+
+
+def test_a_random_optimiser_draws_anew_at_each_step():
+    optimizer = optax.chain(optax.sgd(0.1), optax.add_noise(1.0, 0.0, jax.random.key(0)))
+    problem = bilax.Problem(lambda x, y: 0 * y, lambda x, y: (y - x) ** 2)
+    xs = bilax.solve(problem, bilax.rhg(1, 0.1), 0.0, 0.0, steps=5, optimizer=optimizer, record=lambda x, z, info: x)
+    assert len(np.unique(np.diff(xs.history.record))) == 4
 
 
 def test_progress_prints_plain_lines_without_a_terminal(capsys):
@@ -84,6 +106,9 @@ def test_callbacks_may_stop_the_run_and_may_fail(tmp_path):
     stopped = run(callbacks=[stop_at_once])
     assert stopped.status is bilax.Status.stopped_by_callback
     assert seen == [(stopped.steps, stopped.steps)]
+
+    assert run(callbacks=[lambda state, history: history.upper[-1] < 1e9]).status is bilax.Status.stopped_by_callback
+    assert run(callbacks=[lambda state, history: 1]).steps == 60
 
     def fails(state, history):
         raise KeyError("oops")
@@ -166,6 +191,26 @@ def test_another_configuration_refuses_to_resume_and_says_what_differs(tmp_path)
     assert resume().steps == 60
     with pytest.raises(ValueError, match="resume=True needs saving"):
         run(resume=True)
+
+
+@pytest.mark.parametrize("where", ["objective", "set"])
+def test_another_array_refuses_to_resume(tmp_path, where):
+    def go_on(value, **options):
+        array = jnp.full(300, value)  # too large to be a literal of the traced program
+        held = array if where == "objective" else jnp.ones(300)
+        problem = bilax.Problem(
+            lambda x, y: jnp.sum((y - held) ** 2),
+            lambda x, y: jnp.sum((held * y - x) ** 2),
+            y_set=bilax.Box(-array, array) if where == "set" else bilax.Reals(),
+        )
+        return bilax.solve(
+            problem, bilax.rhg(2, 0.1), jnp.zeros(300), jnp.zeros(300), saving=bilax.Saving(tmp_path), **options
+        )
+
+    go_on(0.1, steps=2)
+    assert go_on(0.1, steps=3, resume=True).steps == 3
+    with pytest.raises(bilax.ConfigurationError, match="program"):
+        go_on(0.2, steps=4, resume=True)
 
 
 def damage(path: Path, how: str) -> None:

@@ -260,7 +260,7 @@ _TABLE = jnp.asarray([5.0, 6.0, -7.0, 8.0])
 )
 def test_a_proven_bound_lies_below_the_follower(lower, interval):
     problem = bilax.Problem(lambda x, y: x + y, lambda x, y: lower(y), y_set=bilax.Box(*interval))
-    lowest = min(float(lower(y)) for y in jnp.linspace(*interval, 2001)[1:-1])
+    lowest = min(float(lower(y)) for y in jnp.linspace(interval[0], interval[1], 2001)[1:-1])
     found = bilax.certify(problem, SimpleNamespace(x=jnp.asarray(0.0), y=jnp.asarray(interval[1])))
     assert found.bound is None or found.bound <= min(lowest, found.lowest)
 
