@@ -21,7 +21,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from bilax.dynamics import GradientDescent, at
+from bilax.dynamics import FromOptax, GradientDescent, at
 from bilax.problem import Follower, Problem
 from bilax.sets import is_flat
 from bilax.trajectory import Trajectory, Unrolling, replay, segment_length, sweep
@@ -41,6 +41,8 @@ class Scene(NamedTuple):
     follower: Any
     """follower(params) -> Follower"""
     z: PyTree
+    asked: PyTree
+    """which leaves of z are differentiated"""
     trajectory: Trajectory
 
     @property
@@ -110,7 +112,7 @@ class Reverse(eqx.Module):
 
 
 class Forward(eqx.Module):
-    """Forward mode: one tangent of the trajectory per coordinate of the parameters and of z.
+    """Forward mode: one tangent of the trajectory per coordinate of the parameters and, if asked for, of z.
 
     Exact. Costs as many trajectories as there are coordinates, and keeps no states: for few unknowns and
     long trajectories.
@@ -127,17 +129,20 @@ class Forward(eqx.Module):
 
     def pullback(self, scene: Scene, v: PyTree) -> Pull:
         dynamics = scene.method.dynamics
-        point, unravel = ravel_pytree((scene.params, scene.z))
+        moving, fixed = eqx.partition(scene.z, scene.asked)
+        point, unravel = ravel_pytree((scene.params, moving))
 
         def response(flat):
-            params, z = unravel(flat)
-            return dynamics.point(replay(scene.run, params, dynamics.init(z), scene.trajectory.k_bar))
+            params, moving = unravel(flat)
+            start = dynamics.init(eqx.combine(moving, fixed))
+            return dynamics.point(replay(scene.run, params, start, scene.trajectory.k_bar))
 
         def along(direction):
             return optax.tree.vdot(v, jax.jvp(response, (point,), (direction,))[1])
 
         gradient = jnp.asarray(jax.vmap(along)(jnp.eye(point.size, dtype=point.dtype)))
-        return Pull(*unravel(gradient))
+        params_bar, moving_bar = unravel(gradient)
+        return Pull(params_bar, eqx.combine(moving_bar, jax.tree.map(jnp.zeros_like, fixed)))
 
 
 class Implicit(eqx.Module):
@@ -223,6 +228,11 @@ class Neumann(eqx.Module):
     def check(self, method: "Method") -> None:
         if self.terms < 1:
             raise ValueError(f"terms must be at least 1, got {self.terms}.")
+        if isinstance(method.dynamics, FromOptax):
+            raise ValueError(
+                "the Neumann series needs the step length of a descent, which an optax optimiser does not tell. Use "
+                "dynamics=GradientDescent(...), or derivative=bilax.Implicit()."
+            )
 
     def pullback(self, scene: Scene, v: PyTree) -> Pull:
         y = scene.y

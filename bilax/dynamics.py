@@ -97,7 +97,7 @@ class Nesterov(eqx.Module):
 class Aggregated(eqx.Module):
     """BDA's dynamics: descend along μ_k ∇_y F + (1 − μ_k) ∇_y f.
 
-    `mu` is a number in (0, 1) as in the paper's appendix, or a function k -> μ_k; BDA's own theory (Liu et
+    `mu` is a number in (0, 1) as in the paper's appendix, a sequence, or a function k -> μ_k; BDA's own theory (Liu et
     al. 2020) asks for μ_k → 0, such as `lambda k: 0.4 / (k + 1)`.
     """
 
@@ -106,8 +106,7 @@ class Aggregated(eqx.Module):
 
     def __check_init__(self):
         check_steps("step_size", self.step_size)
-        if isinstance(self.mu, (int, float)) and not 0 < self.mu < 1:
-            raise ValueError(f"mu must lie strictly between 0 and 1, got {self.mu}.")
+        check_steps("mu", self.mu, below=1.0)
 
     def init(self, y: PyTree) -> PyTree:
         return y
@@ -161,8 +160,8 @@ def at(steps: Steps, k: Any) -> Any:
     return jnp.asarray(steps)[k] if isinstance(steps, Sequence) else steps
 
 
-def check_steps(name: str, steps: Steps, count: int | None = None) -> None:
-    """Refuses step lengths that are not positive, and sequences shorter than `count`."""
+def check_steps(name: str, steps: Steps, count: int | None = None, below: float = math.inf) -> None:
+    """Refuses step lengths (or weights) that are not strictly between 0 and `below`, and sequences under `count`."""
     if callable(steps):
         values = [] if count is None else [steps(k) for k in np.unique(np.linspace(0, count - 1, 16).astype(int))]
     elif isinstance(steps, Sequence) and not isinstance(steps, str):
@@ -175,13 +174,14 @@ def check_steps(name: str, steps: Steps, count: int | None = None) -> None:
         if isinstance(value, Tracer):
             continue
         try:
-            good = math.isfinite(float(value)) and float(value) > 0
+            good = 0 < float(value) < below
         except (TypeError, ValueError):
             raise TypeError(
                 f"{name} must be a positive number, a sequence of them or a function of k, got {value!r}."
             ) from None
         if not good:
-            raise ValueError(f"{name} must be positive and finite, got {float(value)}.")
+            what = "be positive and finite" if below == math.inf else f"lie strictly between 0 and {below:g}"
+            raise ValueError(f"{name} must {what}, got {float(value)}.")
 
 
 def _move(y: PyTree, slope: PyTree, alpha: Any) -> PyTree:

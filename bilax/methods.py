@@ -63,6 +63,8 @@ class Method(eqx.Module):
             raise ValueError(f'start must be "fixed", "warm" or "auxiliary", got {self.start!r}.')
         if hasattr(self.dynamics, "step_size"):
             check_steps("step_size", self.dynamics.step_size, self.inner_steps)  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(self.dynamics, Aggregated):
+            check_steps("mu", self.dynamics.mu, self.inner_steps, below=1.0)
         self.derivative.check(self)
         if self.start == "auxiliary" and not self.derivative.has_z_gradient(self.inner_steps):
             raise ValueError(

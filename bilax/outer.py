@@ -350,7 +350,7 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...]) -> tuple[State,
     entry = History(point.upper, info.lower, info.residual, info.k_bar, *norms, loop.record(x, z, info))
     entry = jax.tree.map(jnp.asarray, entry)
     # A point counts as good where φ is finite, even if its gradient is not.
-    good = jax.tree.map(lambda new, old: jnp.where(_finite(point), new, old), point, state.good)
+    good = jax.tree.map(lambda new, old: jnp.where(all_finite(point), new, old), point, state.good)
     after = State(x_next, z_next, (x_memory, z_memory), state.key, state.step + 1, status, good)
     stay = state._replace(status=status, good=good)
     # A step that was not taken leaves no entry.
@@ -373,15 +373,16 @@ def _update(optimizer, gradient, memory, point, a_set):
 
 
 def _health(point: Point, info: Info, others: Any) -> Array:
-    follower_ok = _finite((info.y, info.y_last))
-    rest_ok = _finite((point.upper, point.lower, point.residual, others))
+    follower_ok = all_finite((info.y, info.y_last))
+    rest_ok = all_finite((point.upper, point.lower, point.residual, others))
     status = jnp.where(rest_ok, Status.running, Status.non_finite)
     status = jnp.where(jnp.all(info.solved), status, Status.linear_solve_failed)
     return jnp.where(follower_ok, status, Status.diverged)
 
 
-def _finite(tree: PyTree) -> Array:
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+def all_finite(tree: PyTree) -> Array:
+    """Whether every float in the tree is finite."""
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
     return jnp.all(jnp.stack(leaves)) if leaves else jnp.asarray(True)
 
 

@@ -160,7 +160,9 @@ def _phi_forward(perturbed: PyTree, inputs: PyTree, problem: Problem, method: Me
 
     run = _unrolling(problem, method, combine)
     trajectory = unroll(run, params, method.dynamics.init(z), method.derivative.keep(method.inner_steps))
-    scene = Scene(problem, method, run, params, lambda params: problem.follower(*combine(params)), z, trajectory)
+    scene = Scene(
+        problem, method, run, params, lambda params: problem.follower(*combine(params)), z, perturbed[2], trajectory
+    )
 
     def upper(params, y):
         return scene.follower(params).upper(y)

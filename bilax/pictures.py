@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from bilax.methods import Method
-from bilax.outer import multistart
-from bilax.phi import approximate
+from bilax.outer import multistart, solve
+from bilax.phi import Info
 from bilax.problem import Problem
 from bilax.value_function import flatten
 
@@ -81,22 +81,12 @@ def leader_path(
     data: tuple[Any, ...] = (),
 ) -> dict[str, np.ndarray]:
     """The points (x, z, y_k̄) that `solve` passes through, one row per outer step, each flattened."""
-    phi = approximate(problem, method)
+    solution = solve(problem, method, x0, y0, steps=steps, optimizer=optimizer, data=data, record=_place)
+    return solution.history.record
 
-    def step(carry, _):
-        x, z, memory = carry
-        (_, info), slopes = jax.value_and_grad(phi, (0, 1), has_aux=True)(x, z, *data)
-        updates, memory = optimizer.update(slopes, memory, (x, z))
-        x_new, z_moved = jax.tree.map(jnp.add, (x, z), updates)
-        z_new = {"auxiliary": problem.y_set.project(z_moved), "warm": info.y_last, "fixed": z}[method.start]
-        point = {"x": ravel_pytree(x)[0], "z": ravel_pytree(z)[0], "y": ravel_pytree(info.y)[0]}
-        return (problem.x_set.project(x_new), z_new, memory), point
 
-    @jax.jit
-    def run(x, z):
-        return jax.lax.scan(step, (x, z, optimizer.init((x, z))), length=steps)[1]
-
-    return jax.device_get(run(*jax.tree.map(jnp.asarray, (x0, y0))))
+def _place(x: PyTree, z: PyTree, info: Info) -> dict[str, Array]:
+    return {name: ravel_pytree(point)[0] for name, point in (("x", x), ("z", z), ("y", info.y))}
 
 
 def basin_map(
@@ -165,10 +155,8 @@ def _follower_curves(lower: np.ndarray) -> tuple[Any, Any]:
 
 
 def _axes() -> tuple[Any, Any]:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(5.2, 4.4), layout="constrained")
-    return figure, axis
+    # Not by pyplot, which would keep it, and whose backend is the caller's.
+    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
+    return figure, figure.subplots()

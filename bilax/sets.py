@@ -49,10 +49,14 @@ class Box(eqx.Module):
     flat = True
 
     def __check_init__(self):
-        same = jax.tree.structure(self.lo) == jax.tree.structure(self.hi)
-        pairs = zip(jax.tree.leaves(self.lo), jax.tree.leaves(self.hi), strict=False)
-        if same and any(not isinstance(lo, Tracer) and bool(jnp.any(lo > hi)) for lo, hi in pairs):
-            raise ValueError(f"Box(lo, hi): lo must not exceed hi anywhere, got lo={self.lo}, hi={self.hi}.")
+        lo, hi = jax.tree.leaves(self.lo), jax.tree.leaves(self.hi)
+        # One bound may be a number and the other a tree.
+        pairs = zip(lo * (len(hi) if len(lo) == 1 else 1), hi * (len(lo) if len(hi) == 1 else 1), strict=False)
+        known = [pair for pair in pairs if not any(isinstance(bound, Tracer) for bound in pair)]
+        if not all(bool(jnp.all(low <= high)) for low, high in known):
+            raise ValueError(
+                f"Box(lo, hi): lo must not exceed hi anywhere, nor be NaN, got lo={self.lo}, hi={self.hi}."
+            )
 
     def project(self, v: PyTree) -> PyTree:
         """Cuts every coordinate to its interval."""

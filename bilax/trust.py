@@ -67,7 +67,7 @@ class Certificate(eqx.Module):
     """φ_K(x, z) of a pessimistic method: by Lemma 3.2 a lower bound of the best stationary value, provided
     that (x, z) minimises φ_K"""
     stationary_upper: float
-    """the lowest F(x, ·) over the stationary followers found at this x"""
+    """the lowest F(x, ·) over the stationary followers found at this x; ∞ where none was found"""
 
     @property
     def rigorous(self) -> bool:
@@ -77,7 +77,7 @@ class Certificate(eqx.Module):
     @property
     def refuted(self) -> bool:
         """Whether Lemma 3.2 shows that (x, z) does not minimise φ_K: a stationary follower has a lower F."""
-        return self.phi is not None and self.phi > self.stationary_upper + 1e-9 * (1 + abs(self.phi))
+        return self.phi is not None and self.phi > self.stationary_upper + 1e-6 * (1 + abs(self.phi))
 
     @property
     def words(self) -> str:
@@ -113,7 +113,10 @@ class Certificate(eqx.Module):
             ("proven bound of f*", "none" if self.bound is None else f"{self.bound:.6g}"),
             ("residual", f"{self.residual:.3g}"),
             ("slope of φ", "no method given" if self.slope is None else f"{self.slope:.3g}"),
-            ("best stationary F here", f"{self.stationary_upper:.6g}"),
+            (
+                "best stationary F here",
+                f"{self.stationary_upper:.6g}" if self.stationary_upper < np.inf else "none found",
+            ),
         ]
         return _table("certificate", rows, self.words)
 
@@ -168,7 +171,7 @@ def certify(
         drop=drop,
         slope=slope,
         phi=phi if method is not None and isinstance(method.select, ArgMax) else None,
-        stationary_upper=float(found.stationary_upper),
+        stationary_upper=float(np.nanmin(found.uppers[found.drops <= allowed], initial=np.inf)),
     )
 
 
@@ -179,7 +182,10 @@ class _Found(NamedTuple):
     tolerance: Array
     residual: Array
     drop: Array
-    stationary_upper: Array
+    uppers: Array
+    """F at the ends of the descents"""
+    drops: Array
+    """what one step more would gain there"""
 
 
 @quick_jit
@@ -195,24 +201,29 @@ def _inspect(problem: Problem, x: PyTree, y: PyTree, data: Any, units: tuple[Arr
     size = typical(jax.vmap(flat.lower)(*elsewhere))
     lowest = jnp.minimum(minima.values[0], value)
     point = jnp.where(minima.values[0] < value, minima.points[0], y_flat)
-    slope = jax.grad(flat.lower, 1)(x_flat, y_flat)
-    if y_flat.size <= NEWTON_LIMIT:
-        largest = jnp.linalg.norm(jax.hessian(flat.lower, 1)(x_flat, y_flat))
-    else:
-        largest = jnp.max(jnp.abs(lanczos(lambda v: _hvp(flat, x_flat, y_flat, v), y_flat.size)))
-    # A follower without curvature still has a scale: its slope over the width of Y.
-    steepness = jnp.maximum(largest, jnp.linalg.norm(slope) / jnp.mean(flat.y_range.width)) + 1e-12
-    moved = y_flat - flat.project_y(y_flat - slope / steepness)
-    residual = steepness * jnp.linalg.norm(moved)
-    uppers = jax.vmap(lambda y: flat.upper(x_flat, y))(minima.points)
+
+    def settle(y):
+        slope = jax.grad(flat.lower, 1)(x_flat, y)
+        if y.size <= NEWTON_LIMIT:
+            largest = jnp.linalg.norm(jax.hessian(flat.lower, 1)(x_flat, y))
+        else:
+            largest = jnp.max(jnp.abs(lanczos(lambda v: _hvp(flat, x_flat, y, v), y.size)))
+        # A follower without curvature still has a scale: its slope over the width of Y.
+        steepness = jnp.maximum(largest, jnp.linalg.norm(slope) / jnp.mean(flat.y_range.width)) + 1e-12
+        residual = steepness * jnp.linalg.norm(y - flat.project_y(y - slope / steepness))
+        return residual, residual**2 / (2 * steepness)
+
+    residual, drop = settle(y_flat)
+    _, drops = jax.lax.map(settle, minima.points)
     return _Found(
         gap=value - lowest,
         lowest=lowest,
         point=point,
         tolerance=gap_tolerance(lowest, minima.spread, size, 1e-6, 1e-4),
         residual=residual,
-        drop=residual**2 / (2 * steepness),
-        stationary_upper=jnp.nanmin(uppers),
+        drop=drop,
+        uppers=jax.vmap(lambda y: flat.upper(x_flat, y))(minima.points),
+        drops=drops,
     )
 
 
@@ -526,7 +537,8 @@ def _compare(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, 
         coarse, fine = (jax.vmap(lambda d, h=h: _difference(value, v, d, h))(spans) for h in (1e-5, 2.5e-6))
         claimed = spans @ gradient
         size = jnp.abs(fine) + 1e-3 * jnp.linalg.norm(gradient) + 1e-6
-        kink = jnp.abs(coarse - fine) > 1e-4 * size
+        # Nothing can be compared where φ has a kink, or is not a number.
+        comparable = jnp.isfinite(coarse + fine) & ~(jnp.abs(coarse - fine) > 1e-4 * size)
         error = jnp.abs(claimed - fine) / size
         error_x, error_z = jnp.max(error[:4], initial=0), jnp.max(error[4:], initial=0)
         info = phi(flat.unravel_x(v[:n]), flat.unravel_y(v[n:]), *data)[1]
@@ -539,7 +551,7 @@ def _compare(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, 
         last = jnp.concatenate([_ravel(info.y, flat), _ravel(info.y_last, flat)])
         bounds = jnp.tile(flat.y_range.lo, 2), jnp.tile(flat.y_range.hi, 2)
         clipped = jnp.any((last <= bounds[0]) | (last >= bounds[1]))
-        return _Comparison(error_x, error_z, swapped, ~jnp.any(kink), clipped, info.k_bar < method.inner_steps)
+        return _Comparison(error_x, error_z, swapped, jnp.all(comparable), clipped, info.k_bar < method.inner_steps)
 
     return jax.lax.map(lambda args: probe(*args), (jnp.arange(unit.shape[0]), unit))
 
@@ -585,7 +597,9 @@ def _judge(seen: _Comparison, context_error: float | None, tolerance: float, met
     if context_error is not None:
         errors["context"] = context_error
     if not smooth.any():
-        words = "φ has a kink at every probe, so nothing could be compared. Give a smoother point, or more probes."
+        words = (
+            "φ has a kink or is not finite at every probe: nothing can be compared. Give another point or more probes."
+        )
     elif not wrong:
         worst = max(errors.values())
         words = f"∇φ agrees with finite differences at {smooth.sum()} points (largest relative error {worst:.1g})."

@@ -22,6 +22,7 @@ from scipy.stats import qmc
 
 from bilax.checks import check_inside, check_objectives, check_point
 from bilax.dynamics import residual
+from bilax.outer import all_finite
 from bilax.problem import Problem
 from bilax.sets import Ball, Box, NonNegative, Set, Simplex
 from bilax.solution import History, Solution, Status
@@ -227,8 +228,11 @@ def rounding(size: Array) -> Array:
 
 
 def low_discrepancy(count: int, dimension: int, seed: int) -> np.ndarray:
-    """The first `count` Sobol points of [0, 1)ᵈ, moved by a random shift."""
-    shift = np.random.default_rng(seed).random(dimension)
+    """The first `count` Sobol points of [0, 1)ᵈ, moved by a random shift; random points where d is too large."""
+    random = np.random.default_rng(seed)
+    if dimension > qmc.Sobol.MAXDIM:
+        return random.random((count, dimension))
+    shift = random.random(dimension)
     if dimension == 0:
         return np.zeros((count, 0))
     with warnings.catch_warnings():
@@ -464,24 +468,30 @@ def _run_value(
     problem = method.problem
 
     def outer(carry, t):
-        x, y, z, memory, alive = carry
+        (x, y, z, memory), good, alive = carry
         weight = method.weight(t)
         y_new, z_new = method.follow(weight, x, y, z)
         slope = jax.grad(method.penalised, 1)(weight, x, y_new, z_new)
         updates, memory_new = optimizer.update(slope, memory, x)
         x_new = problem.x_set.project(optax.apply_updates(x, updates))
-        upper, lower, left = report(x, y_new)
-        entry = History(upper, lower, left, jnp.asarray(0), optax.tree.norm(slope), jnp.zeros(()))
+        found = report(x, y_new)
+        good = _choose(alive & all_finite((y_new, z_new, found)), (x, y_new, z_new), good)
+        entry = History(*found, jnp.asarray(0), optax.tree.norm(slope), jnp.zeros(()))
         new = x_new, y_new, z_new, memory_new
-        alive = alive & jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((new, entry))]))
-        kept = jax.tree.map(lambda a, b: jnp.where(alive, a, b), new, (x, y, z, memory))
-        return (*kept, alive), (entry, alive)
+        alive = alive & all_finite((new, entry))
+        return (_choose(alive, new, (x, y, z, memory)), good, alive), (entry, alive)
 
     def report(x, y):
         follower = problem.follower(x, method.data)
         return follower.upper(y), follower.lower(y), residual(follower, y, method.step_size)
 
-    start = x0, y0, y0, optimizer.init(x0), jnp.asarray(True)
-    (x, y, z, _, alive), (history, lives) = jax.lax.scan(outer, start, jnp.arange(steps, dtype=float))
-    status = jnp.where(alive, Status.step_limit, Status.non_finite)
+    start = (x0, y0, y0, optimizer.init(x0)), (x0, y0, y0), jnp.asarray(True)
+    ((*end, _), good, alive), (history, lives) = jax.lax.scan(outer, start, jnp.arange(steps, dtype=float))
+    fine = alive & all_finite(report(*end[:2]))
+    x, y, z = _choose(fine, tuple(end), good)
+    status = jnp.where(fine, Status.step_limit, Status.non_finite)
     return Solution(x, y, z, *report(x, y), jnp.asarray(0), status, jnp.sum(lives), history)
+
+
+def _choose(flag: Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(flag, a, b), new, old)

@@ -286,6 +286,24 @@ def test_forward_over_the_gradient_gives_second_derivatives():
     np.testing.assert_allclose(jax.jacfwd(slope)(case.x), central_difference(slope, case.x, 1.0), rtol=1e-7)
 
 
+def test_forward_mode_pays_for_what_is_asked():
+    problem = bilax.Problem(lambda x, y: jnp.sum(y**3) * x, lambda x, y: jnp.sum(jnp.cosh(y - x) * (1 + y**2)))
+    z = jnp.linspace(-1, 1, 7)
+    forward, reverse = (bilax.approximate(problem, recipe(4, 0.05)) for recipe in (bilax.fhg, bilax.rhg))
+
+    def slope(phi, arguments):
+        return jax.grad(lambda x, z: phi(x, z)[0], arguments)
+
+    for arguments, tangents in ((0, 1), (1, 7), ((0, 1), 8)):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10),
+            *(slope(phi, arguments)(0.3, z) for phi in (forward, reverse)),
+        )
+        program = str(jax.make_jaxpr(slope(forward, arguments))(0.3, z))
+        assert f"f64[{tangents},7]" in program
+        assert all(f"f64[{n},7]" not in program for n in (7, 8) if n != tangents)
+
+
 def test_single_precision_keeps_its_type_through_every_dynamics():
     case = toy()
     x, z = jnp.asarray(5.0, jnp.float32), jnp.asarray(1.0, jnp.float32)

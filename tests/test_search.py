@@ -167,6 +167,16 @@ def test_a_diverging_value_method_keeps_its_last_finite_point():
     assert found.steps < 20
 
 
+@pytest.mark.parametrize("solve", [bilax.penalty, bilax.bvfim])
+@pytest.mark.parametrize("steps", [1, 2, 20])
+def test_a_value_method_never_ends_where_the_leader_is_not_finite(solve, steps):
+    problem = bilax.Problem(lambda x, y: jnp.log(x) + y**2, lambda x, y: (y - x) ** 2)
+    found = solve(problem, jnp.asarray(0.5), jnp.asarray(0.5), inner_steps=5, step_size=0.1, steps=steps)
+    assert found.x > 0
+    assert np.isfinite(found.upper)
+    assert found.status is (bilax.Status.step_limit if steps == 1 else bilax.Status.non_finite)
+
+
 # Interval bounds
 
 

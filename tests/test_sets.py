@@ -91,6 +91,11 @@ def test_bounds_may_be_trees_and_arrays():
     assert bilax.Box(-1, 1).project(jnp.asarray(3.0, jnp.float32)).dtype == jnp.float32
 
 
+def test_bounds_may_be_traced():
+    cut = jax.jit(lambda lo, hi: bilax.Box(lo, 1.0).project(2.0 * lo) + bilax.Box(0.0, hi).project(hi + 1))
+    assert cut(-3.0, 5.0) == -3.0 + 5.0
+
+
 def test_any_object_with_project_is_a_set():
     class EvenNumbers:
         def project(self, v):

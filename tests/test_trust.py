@@ -242,6 +242,36 @@ def test_lemma_refutes_a_poor_minimiser():
     assert found.slope > 0.1
 
 
+def test_a_descent_that_has_not_ended_is_no_stationary_follower():
+    curvature = jnp.logspace(0, -4, 40)
+    problem = bilax.Problem(lambda x, y: y[-1] + x, lambda x, y: jnp.sum(curvature * y**2) / 2)
+    point = SimpleNamespace(x=jnp.asarray(0.0), y=jnp.zeros(40), z=jnp.zeros(40))
+    found = bilax.certify(problem, point, method=bilax.iaptt_gm(3, 0.1), proof=False)
+    assert not found.refuted
+    assert abs(found.stationary_upper) < 1
+
+
+def test_probes_where_phi_is_not_finite_are_no_proof_of_a_wrong_gradient():
+    problem = bilax.Problem(lambda x, y: jnp.log(x) + y**2, lambda x, y: (y - x) ** 2)
+    found = bilax.check_hypergradient(problem, bilax.rhg(3, 0.1), jnp.asarray(1.0), jnp.asarray(0.5))
+    assert found.ok
+    assert found.probes < 24
+
+    @jax.custom_jvp
+    def broken(x):
+        return x**2
+
+    broken.defjvp(lambda primals, tangents: (primals[0] ** 2, tangents[0] * jnp.nan))
+    problem = bilax.Problem(lambda x, y: broken(x) + y**2, lambda x, y: (y - x) ** 2)
+    assert not bilax.check_hypergradient(problem, bilax.rhg(3, 0.1), jnp.asarray(1.0), jnp.asarray(0.5)).ok
+
+
+def test_a_follower_of_very_many_variables_is_diagnosed():
+    problem = bilax.Problem(lambda x, y: jnp.sum(y), lambda x, y: jnp.sum((y - x) ** 2) / 2)
+    found = bilax.diagnose(problem, jnp.asarray(0.0), jnp.ones(22_000))
+    assert found.convexity == "strongly convex"
+
+
 _TABLE = jnp.asarray([5.0, 6.0, -7.0, 8.0])
 
 
