@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageOps
 
 from bilax.datasets.idx import DataError
 
@@ -103,14 +103,14 @@ def decode(
 ) -> UInt8[np.ndarray, "height width channels"]:
     """One picture in grey (`channels=1`) or colour (3), scaled to `size` = (height, width) unless that is None.
 
-    What is transparent is seen on white.
+    What is transparent is seen on white, and a photo that says which way is up is turned.
     """
     source = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
         with Image.open(source, formats=tuple(formats)) as picture:
             if picture.width * picture.height > PIXELS:
                 raise DataError(f"{where}: a picture of {picture.width} × {picture.height} is too large to be meant.")
-            picture = _on_white(picture).convert("L" if channels == 1 else "RGB")
+            picture = _on_white(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
             if size is not None and (picture.height, picture.width) != size:
                 picture = picture.resize((size[1], size[0]), Image.Resampling.LANCZOS)
             return np.asarray(picture).reshape(picture.height, picture.width, channels)

@@ -61,7 +61,9 @@ class Episodes(_Batches):
     def __post_init__(self):
         _check_counts(self, ("way", "shots", "queries", "tasks"))
         if self.way > len(self.classes.names):
-            raise DataError(f"way={self.way} needs as many classes; there are {len(self.classes.names)}.")
+            raise DataError(
+                f"way={self.way} needs as many classes; there are {len(self.classes.names)}: lower it, or add classes."
+            )
         need = self.shots + self.queries
         for name, pictures in zip(self.classes.names, self.classes.pictures, strict=True):
             if len(pictures) < need:

@@ -1,13 +1,14 @@
 """miniImageNet, tieredImageNet and anyone's folder of pictures, as classes for few-shot tasks."""
 
 import csv
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bilax.datasets.classes import Classes, Splits, classes, decode, random_splits
+from bilax.datasets.classes import Classes, Pictures, Splits, classes, decode, random_splits
 from bilax.datasets.idx import DataError
 from bilax.datasets.unpickling import read_pickle
 
@@ -25,7 +26,8 @@ def load_mini_imagenet(folder: Path) -> Splits:
     if all(path.is_file() for path in packed):
         return _disjoint(folder, [read_mini_imagenet(path) for path in packed])
     if all(path.is_file() for path in listed):
-        return _disjoint(folder, [read_listed(path, folder / "images") for path in listed])
+        seen: set[str] = set()
+        return _disjoint(folder, [read_listed(path, folder / "images", seen) for path in listed])
     raise DataError(
         f"{folder} holds neither {', '.join(path.name for path in packed)} nor images/ with "
         f"{', '.join(path.name for path in listed)}."
@@ -35,15 +37,16 @@ def load_mini_imagenet(folder: Path) -> Splits:
 def load_tiered_imagenet(folder: Path) -> Splits:
     """tieredImageNet with its official classes, from {train,val,test}_images_png.pkl and ..._labels.pkl."""
     pairs = [(folder / f"{part}_images_png.pkl", folder / f"{part}_labels.pkl") for part in PARTS]
-    parts = [read_tiered(*pair) for pair in pairs]
-    _check_new_pictures(parts)
-    return _disjoint(folder, parts, numbered=True)
+    return _disjoint(folder, [read_tiered(*pair) for pair in pairs], numbered=True)
 
 
 def load_folder(folder: Path, size: int = SIZE, channels: int = 3, seed: int = 0) -> Splits:
     """Anyone's pictures, one folder per class; the classes are in train/, val/ and test/, or split at random."""
-    if all((folder / part).is_dir() for part in PARTS):
+    missing = [part for part in PARTS if not (folder / part).is_dir()]
+    if not missing:
         return _disjoint(folder, [read_folder(folder / part, size, channels) for part in PARTS])
+    if len(missing) == 1:
+        raise DataError(f"{folder} lacks {missing[0]}/: give all of {', '.join(PARTS)}, or the classes alone.")
     return random_splits(read_folder(folder, size, channels), seed)
 
 
@@ -51,7 +54,13 @@ def read_mini_imagenet(path: Path) -> Classes:
     """One mini-imagenet-cache-*.pkl: {"image_data": bytes (n, 84, 84, 3), "class_dict": {class: indices}}."""
     content = read_pickle(path)
     images, members = _entries(path, content, ("image_data", "class_dict"))
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+    if (
+        not isinstance(images, np.ndarray)
+        or images.dtype != np.uint8
+        or images.ndim != 4
+        or images.shape[3] != 3
+        or not images.size
+    ):
         raise DataError(f"{path}: image_data must be bytes of shape (n, height, width, 3), got {_kind(images)}.")
     if not isinstance(members, dict) or not members:
         raise DataError(f"{path}: class_dict must name the pictures of each class, got {_kind(members)}.")
@@ -70,20 +79,22 @@ def read_tiered(images: Path, labels: Path) -> Classes:
     numbers = _whole_numbers(given)
     if len(numbers) != len(files):
         raise DataError(f"{labels}: {len(files)} pictures need as many whole numbers, got {_kind(given)}.")
-    packed = [file.tobytes() for file in files]
-    for i, file in enumerate(packed):
-        if not (file.startswith(PNG_BEGINS) and file.endswith(PNG_ENDS)):
+    if len({id(file) for file in files}) < len(files):
+        raise DataError(f"{images}: refused: the same picture again and again.")  # of which each would be a copy
+    for i, file in enumerate(files):
+        files[i] = file.tobytes()  # in place, so that no two copies of all are held
+        if not (files[i].startswith(PNG_BEGINS) and files[i].endswith(PNG_ENDS)):
             raise DataError(f"{images}: picture {i} is not a whole PNG file.")
-    shape = decode(packed[0], None, 3, f"{images}: picture 0", ("PNG",)).shape
+    shape = decode(files[0], None, 3, f"{images}: picture 0", ("PNG",)).shape
     groups = {f"{number:04d}": np.flatnonzero(numbers == number) for number in np.unique(numbers)}
     return classes(
-        {name: Packed([packed[i] for i in rows], f"{images}: class {name}", shape) for name, rows in groups.items()},
+        {name: Packed([files[i] for i in rows], f"{images}: class {name}", shape) for name, rows in groups.items()},
         (shape[0], shape[1], 3),
     )
 
 
 class Packed:
-    """Pictures kept as PNG files and unpacked when asked for: all of tieredImageNet is 9 GB unpacked, 3 as it is."""
+    """Pictures kept as PNG files and unpacked when asked for: tieredImageNet's 779,165 would take 16.5 GB."""
 
     def __init__(self, files: Sequence[bytes], where: str, shape: tuple[int, ...]):
         self.files, self.where, self.shape = files, where, shape
@@ -96,8 +107,8 @@ class Packed:
         return np.stack([decode(self.files[i], size, 3, f"{self.where}, picture {i}", ("PNG",)) for i in rows])
 
 
-def read_listed(table: Path, images: Path, size: int = SIZE) -> Classes:
-    """The pictures that a table with columns filename, label names, in the folder `images`."""
+def read_listed(table: Path, images: Path, seen: set[str], size: int = SIZE) -> Classes:
+    """The pictures that a table with columns filename, label names, in the folder `images`; `seen` are known names."""
     try:
         with table.open(newline="") as file:
             rows = list(csv.reader(file))
@@ -106,16 +117,18 @@ def read_listed(table: Path, images: Path, size: int = SIZE) -> Classes:
     if not rows or [name.strip() for name in rows[0][:2]] != ["filename", "label"]:
         raise DataError(f"{table}: the first line must be filename,label.")
     groups: dict[str, list[Path]] = {}
-    seen: set[str] = set()
     for number, row in enumerate(rows[1:], 2):
         if len(row) < 2 or Path(row[0]).name != row[0] or not (images / row[0]).is_file():
             raise DataError(f"{table}: line {number} names no file in {images}: {','.join(row)!r}.")
         if row[0] in seen:
             raise DataError(f"{table}: line {number} names {row[0]} a second time.")
         seen.add(row[0])
-        groups.setdefault(row[1], []).append(images / row[0])
+        label = row[1].strip()
+        if not label:
+            raise DataError(f"{table}: line {number} gives no label to {row[0]}.")
+        groups.setdefault(label, []).append(images / row[0])
     if not groups:
-        raise DataError(f"{table} names no class: there must be a label for each picture.")
+        raise DataError(f"{table} names no picture.")
     return _read_files(groups, size, 3)
 
 
@@ -152,7 +165,7 @@ def _read_files(groups: Mapping[str, Sequence[Path]], size: int, channels: int) 
 
 
 def _disjoint(folder: Path, parts: Sequence[Classes], numbered: bool = False) -> Splits:
-    """The three parts, refused if a class name or a shape shows that they do not belong together.
+    """The three parts, refused if a class name, a shape or pictures show that they do not belong together.
 
     With `numbered`, a number says nothing: tieredImageNet counts its classes from 0 in each file.
     """
@@ -162,25 +175,33 @@ def _disjoint(folder: Path, parts: Sequence[Classes], numbered: bool = False) ->
         raise DataError(f"{folder}: the class {both[0]} is in two of {', '.join(PARTS)}; a test class must be new.")
     if len({part.shape for part in parts}) > 1:
         raise DataError(f"{folder}: pictures have different shapes: {', '.join(str(part.shape) for part in parts)}.")
+    _check_new_pictures(folder, parts)
     return Splits(*parts)
 
 
-def _check_new_pictures(parts: Sequence[Classes]) -> None:
-    """Refuses a class whose pictures are in an earlier part: where classes are numbers, only pictures tell a copy.
+def _check_new_pictures(folder: Path, parts: Sequence[Classes]) -> None:
+    """Refuses a class whose pictures are in an earlier part: a name is soon changed, and tieredImageNet has none.
 
     A tenth of them is let pass, for ImageNet itself has some pictures under two names.
     """
     known: dict[bytes, str] = {}
-    for part in parts:
-        groups = [each for each in part.pictures if isinstance(each, Packed)]
-        for group in groups:
-            again = [i for i, file in enumerate(group.files) if file in known]
-            if 10 * len(again) > len(group):
+    for where, part in zip(PARTS, parts, strict=True):
+        marks = {f"{where}: class {name}": _marks(pictures) for name, pictures in zip(*part[:2], strict=True)}
+        for name, own in marks.items():
+            again = [i for i, mark in enumerate(own) if mark in known]
+            if 10 * len(again) > len(own):
                 raise DataError(
-                    f"{group.where}: {len(again)} of {len(group)} pictures, picture {again[0]} for one, are in "
-                    f"{known[group.files[again[0]]]} too; a test class must be new."
+                    f"{folder}: {name}: {len(again)} of {len(own)} pictures, picture {again[0]} for one, are in "
+                    f"{known[own[again[0]]]} too; a test class must be new."
                 )
-        known |= {file: group.where for group in groups for file in group.files}
+        known |= {mark: name for name, own in marks.items() for mark in own}
+
+
+def _marks(pictures: Pictures) -> list[bytes]:
+    """What tells each picture from another."""
+    if isinstance(pictures, Packed):
+        return list(pictures.files)
+    return [hashlib.blake2b(picture).digest() for picture in np.ascontiguousarray(pictures)]
 
 
 def _entries(path: Path, content: Any, names: Sequence[str]) -> list[Any]:

@@ -42,7 +42,7 @@ def load_omniglot(folder: Path | None = None, size: int = 28, rotations: bool = 
     evaluation set; with the two small background sets they are `TEST_SMALL`. With `rotations`, each quarter turn
     of a training character is a class of its own; validation and test keep the characters as they are.
     """
-    place, names = _find(folder)
+    place, names = _find(folder, FULL, SMALL)
     if names == FULL:
         background = read_omniglot([place / FULL[0]], size)
         test = read_omniglot([place / FULL[1]], size)
@@ -59,8 +59,8 @@ def load_omniglot(folder: Path | None = None, size: int = 28, rotations: bool = 
 
 
 def load_omniglot_runs(folder: Path | None = None, size: int = 28) -> list[Episode]:
-    """The tasks of the official one-shot test, `all_runs.zip` beside Omniglot's other files."""
-    return read_omniglot_runs(_find(folder)[0] / RUNS, size)
+    """The tasks of the official one-shot test, `all_runs.zip`."""
+    return read_omniglot_runs(_find(folder, (RUNS,))[0] / RUNS, size)
 
 
 def read_omniglot_runs(path: Path, size: int = 28) -> list[Episode]:
@@ -78,12 +78,14 @@ def read_omniglot_runs(path: Path, size: int = 28) -> list[Episode]:
                     raise DataError(f"{path}: {label_file}: {line!r} does not pair a test item with a class.")
             if not pairs:
                 raise DataError(f"{path}: {label_file} is empty: it must pair each test item with a class.")
-            names = sorted({known for _, known in pairs})
+            for part, listed in zip(("test", "training"), zip(*pairs, strict=True), strict=True):
+                there = [name.split("/")[-1] for name in archive.namelist() if name.startswith(f"{run}/{part}/")]
+                if sorted(listed) != sorted(filter(None, there)):
+                    raise DataError(f"{path}: {label_file} does not name each picture of {run}/{part} once.")
+            names = sorted(known for _, known in pairs)
 
             def picture(part: str, name: str, run: str = run) -> np.ndarray:
                 entry = f"{run}/{part}/{name}"
-                if entry not in archive.NameToInfo:
-                    raise DataError(f"{path}: {entry} is missing.")
                 content = _content(path, archive, archive.getinfo(entry))
                 ink = 255 - decode(content, (size, size), 1, f"{path}: {entry}", ("PNG",))
                 return np.asarray(ink, np.float32) / np.float32(255)
@@ -148,17 +150,17 @@ def _content(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> by
     return content
 
 
-def _find(folder: Path | None) -> tuple[Path, tuple[str, ...]]:
+def _find(folder: Path | None, *wanted: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """The first place that has all files of one of those wanted, and which."""
     given = [folder] if folder else []
     if os.environ.get("BILAX_DATA"):
         given.append(Path(os.environ["BILAX_DATA"]))
     places = [place for root in given for place in (root / "omniglot", root)] + [cache_folder() / "omniglot"]
     for place in places:
-        for names in (FULL, SMALL):
+        for names in wanted:
             if all((place / name).is_file() for name in names):
                 return place, names
-    looked = ", ".join(map(str, places))
+    looked, files = ", ".join(map(str, places)), ", or ".join(" and ".join(names) for names in wanted)
     raise DataError(
-        f"Omniglot is in none of {looked}. Put {' and '.join(FULL)} (or {' and '.join(SMALL)}) in a folder and name it "
-        "with --folder or BILAX_DATA."
+        f"Omniglot is in none of {looked}. Put {files}, in a folder and name it with --folder or BILAX_DATA."
     )

@@ -20,6 +20,8 @@ KINDS = "biufSU"
 """booleans, numbers, bytes and text"""
 DIMENSIONS, LENGTH = 32, 1 << 48
 """of an array at the most"""
+KEY, NUMBER = 1000, 1 << 60
+"""the longest text and the largest whole number that may be a key: others take long to hash, or all hash alike"""
 
 _SINGLE = (str, bytes, int, float, type(None), np.generic)
 _MANY = (dict, list, tuple, set, frozenset)
@@ -126,6 +128,8 @@ def _keys(items: list[Any]) -> list[Any]:
     for item in items:
         if not isinstance(item, _SINGLE):
             raise _RefusedError(f"{_kind(item)} as a key or in a set.")
+        if (isinstance(item, str | bytes) and len(item) > KEY) or (isinstance(item, int) and abs(item) > NUMBER):
+            raise _RefusedError("a key, or an item of a set, that is too large to be meant.")
     return items
 
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
+from scipy import stats
 
 import bilax
 from bilax.datasets.episodes import Episode
@@ -243,8 +244,9 @@ def evaluate(
 
 
 def interval(scores: np.ndarray) -> Score:
-    """The mean of the tasks' scores with its 95 % interval."""
-    return Score(float(scores.mean()), float(1.96 * scores.std(ddof=1) / np.sqrt(len(scores))), len(scores))
+    """The mean of the tasks' scores with its 95 % interval, by Student's t."""
+    half = stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)
+    return Score(float(scores.mean()), float(half), len(scores))
 
 
 def unaided(method: bilax.Method) -> bilax.Method:

@@ -116,6 +116,8 @@ class FewShot(Run):
             refuse(f"bilax run {self.name}: --patience needs --validate-every.")
         if self.gain != 0 and self.patience is None:
             refuse(f"bilax run {self.name}: --gain needs --patience.")
+        if self.minutes is not None and not self.minutes >= 0:
+            refuse(f"bilax run {self.name}: --minutes must not be negative, got {self.minutes}.")
         if not self.gain >= 0:
             refuse(f"bilax run {self.name}: --gain must not be negative, got {self.gain}.")
         if self.method in MEANS:
@@ -193,7 +195,13 @@ class FewShot(Run):
         if self.dataset == "sinusoid":
             return Sinusoids(self.shots, self.queries, tasks, seed)
         distorted = self.distortions and part == "train"
-        return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed, distorted)
+        try:
+            return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed, distorted)
+        except DataError as error:
+            split = (
+                self.dataset == "folder" and " Without train/, val/ and test/, a fifth of the classes is for the test."
+            )
+            raise DataError(f"{part} classes: {error}{split or ''}") from error
 
     @functools.cached_property
     def splits(self) -> Splits:

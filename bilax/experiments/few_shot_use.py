@@ -105,7 +105,9 @@ class Classifier(NamedTuple):
 def load_trained(folder: str | Path) -> Trained:
     """Reads the folder of an ended `bilax run few-shot`; its data set is not needed."""
     record = read_run(Path(folder))
-    settings = record.config.get("config", {})
+    settings = record.config.get("config")
+    if not isinstance(settings, dict):
+        raise ValueError(f"the config.json of {folder} is damaged: it holds no settings.")
     if settings.get("experiment") != FewShot.name:
         raise ValueError(f"{folder} holds a run of {settings.get('experiment')!r}, not of few-shot.")
     if settings.get("dataset") == "sinusoid":
@@ -115,14 +117,16 @@ def load_trained(folder: str | Path) -> Trained:
         raise ValueError(f"the config.json of {folder} lacks {' and '.join(sorted(missing))}.")
     known = {field.name for field in dataclasses.fields(FewShot)} - {"seed", "out"}
     options = {name: value for name, value in settings.items() if name in known}
-    options["folder"] = None if options["folder"] in (None, "None") else Path(options["folder"])
     try:
-        config, shape = FewShot(**options), tuple(settings["shape"])
-        learner = config.learner(0, shape)
-    except (KeyError, TypeError) as error:
+        options["folder"] = None if options["folder"] in (None, "None") else Path(options["folder"])
+        config, (height, width, channels) = FewShot(**options), settings["shape"]
+        if not all(type(count) is int and count > 0 for count in (height, width, channels, config.way, config.queries)):
+            raise ValueError("a size that is no whole number of at least 1")
+        learner = config.learner(0, (height, width, channels))
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the config.json of {folder} is damaged: it makes no network ({error!r}).") from error
     x, z = load_learned(Path(folder), (learner.x0, learner.y0))
-    return Trained(config, learner, config.make_method(), x, z, shape)
+    return Trained(config, learner, config.make_method(), x, z, (height, width, channels))
 
 
 def start_for(z: PyTree, way: int) -> PyTree:
@@ -146,16 +150,19 @@ class Evaluate:
 
     run: Annotated[tyro.conf.Positional[Path], Arg(help="the run's folder")]
     tasks: Annotated[int, Arg(help="test tasks at the least")] = 600
+    folder: Annotated[Path | None, Arg(help="where the data set is, if no longer where it was in training")] = None
     omniglot_runs: Annotated[bool, Arg(help="20 runs of 20-way one-shot classification, from all_runs.zip")] = False
 
     def main(self) -> None:
         """Evaluates and prints."""
         with plain_errors(), jax.enable_x64(True):
             trained = _load(self.run)
+            if self.folder is not None:
+                trained = trained._replace(config=dataclasses.replace(trained.config, folder=self.folder))
             if self.omniglot_runs:
                 found = omniglot_runs(trained)
                 show_table(
-                    f"{self.run}: Omniglot's official one-shot test, 20-way",
+                    f"{self.run}: Omniglot's official one-shot test",
                     ["runs", "accuracy", "± (95 %)", "error"],
                     [[found.tasks, f"{found.mean:.4f}", f"{found.half:.4f}", f"{100 * (1 - found.mean):.1f} %"]],
                 )
@@ -197,7 +204,7 @@ class Adapt:
             trained = _load(self.run)
             known = list_folder(self.examples)
             labels = [name for name, paths in known.items() for _ in paths]
-            files = sorted(path for path in self.pictures.glob("*") if path.suffix.lower() in SUFFIXES)
+            files = sorted(path for path in self.pictures.glob("[!.]*") if path.suffix.lower() in SUFFIXES)
             if not files:
                 raise DataError(f"{self.pictures}: no picture ({', '.join(SUFFIXES)}) is in there.")
             try:

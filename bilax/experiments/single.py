@@ -95,6 +95,8 @@ class Run(abc.ABC):
             refuse(f"bilax run {self.name}: --resume needs --out, the folder of the run to go on with.")
         if not self.seed:
             refuse(f"bilax run {self.name}: --seed needs at least one number.")
+        if min(self.seed) < 0:
+            refuse(f"bilax run {self.name}: --seed must not be negative, got {min(self.seed)}.")
         method = self.make_method()
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         out = self.out or Path("runs") / f"{self.name}-{self.method}-{stamp}"
