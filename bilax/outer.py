@@ -251,6 +251,8 @@ def _check_data(data: Any) -> Any:
 def _key(key: Array | None) -> Array:
     if key is None:
         return jax.random.key(0)
+    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.shape == (2,):
+        return jax.random.wrap_key_data(key)  # as jax.random.PRNGKey makes them
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
         raise TypeError(f"key must be a random key such as jax.random.key(0), got {key!r}.")
     return key

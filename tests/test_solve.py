@@ -108,9 +108,11 @@ def test_data_may_be_a_function_of_step_and_key():
     def noisy(step, key):
         return (jax.random.normal(key) + step,)
 
-    runs = [bilax.solve(problem, method, 0.0, 0.0, steps=5, data=noisy, key=jax.random.key(k)) for k in (1, 1, 2)]
-    np.testing.assert_array_equal(runs[0].history.upper, runs[1].history.upper)
-    assert not np.allclose(runs[0].history.upper, runs[2].history.upper)
+    keys = jax.random.key(1), jax.random.key(1), jax.random.PRNGKey(1), jax.random.key(2)
+    runs = [bilax.solve(problem, method, 0.0, 0.0, steps=5, data=noisy, key=key) for key in keys]
+    for run in runs[1:3]:
+        np.testing.assert_array_equal(runs[0].history.upper, run.history.upper)
+    assert not np.allclose(runs[0].history.upper, runs[3].history.upper)
     expected = [(jax.random.normal(jax.random.fold_in(jax.random.key(1), 0)) + 0) ** 2]
     np.testing.assert_allclose(runs[0].history.upper[:1], expected, rtol=1e-12)
 
