@@ -69,8 +69,8 @@ def drive(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int, watch: Wat
         if source is not None:
             # The batch of the last step taken comes first: the end point is evaluated on it.
             reader = stack.enter_context(_Reader(source, max(done - 1, 0), capacity))
-            if done:
-                batch = _entry(reader.take(1)[1], 0)
+            if done and (last := reader.take(1))[0]:
+                batch = _entry(last[1], 0)
         while done < steps and int(state.status) == Status.running:
             count = min(pace.count, steps - done)
             if saver is not None:

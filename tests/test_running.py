@@ -66,6 +66,9 @@ def test_an_iterable_of_batches_equals_the_same_data_traced(tmp_path):
         run(data=broken(), saving=saving)
     assert_same(run(data=batches, saving=saving, resume=True), listed)
     assert 0 < steps_saved(tmp_path)[0] <= 10
+    shorter = run(data=batches[:3], saving=saving, resume=True, steps=61)
+    assert shorter.status is bilax.Status.data_ended
+    assert np.isfinite(shorter.upper)
     uneven = [*batches[:30], (jnp.zeros(1),), *batches[31:]]
     with pytest.raises(RuntimeError, match=r"batch 30 has the shapes .*\(1,\).*those before it .*\(2,\).*leave out"):
         run(data=uneven)
