@@ -316,7 +316,7 @@ def finish(loop: Loop, state: State, ended: Any, batch: Any = None) -> tuple[Poi
     failed = jnp.isin(ended, jnp.asarray([status for status in Status if status.failed]))
     keep = (health == Status.running) & ~failed
     status = jnp.where(keep | failed, ended, health)
-    return jax.tree.map(lambda new, old: jnp.where(keep, new, old), point, state.good), status
+    return choose(keep, point, state.good), status
 
 
 def _outer_step(loop: Loop, state: State, data: tuple[Any, ...]) -> tuple[State, History]:
@@ -352,12 +352,12 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...]) -> tuple[State,
     entry = History(point.upper, info.lower, info.residual, info.k_bar, *norms, loop.record(x, z, info))
     entry = jax.tree.map(jnp.asarray, entry)
     # A point counts as good where φ is finite, even if its gradient is not.
-    good = jax.tree.map(lambda new, old: jnp.where(all_finite(point), new, old), point, state.good)
+    good = choose(all_finite(point), point, state.good)
     after = State(x_next, z_next, (x_memory, z_memory), state.key, state.step + 1, status, good)
     stay = state._replace(status=status, good=good)
     # A step that was not taken leaves no entry.
     entry = jax.tree.map(lambda leaf: jnp.where(ok, leaf, _nothing(leaf.shape, leaf.dtype)), entry)
-    return jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, stay), entry
+    return choose(ok, after, stay), entry
 
 
 def _data(loop: Loop, step: Array, key: Array) -> tuple[Any, ...]:
@@ -386,6 +386,11 @@ def all_finite(tree: PyTree) -> Array:
     """Whether every float in the tree is finite."""
     leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
     return jnp.all(jnp.stack(leaves)) if leaves else jnp.asarray(True)
+
+
+def choose(flag: Array, new: PyTree, old: PyTree) -> PyTree:
+    """`new` where the flag is set, else `old`."""
+    return jax.tree.map(lambda a, b: jnp.where(flag, a, b), new, old)
 
 
 def _nothing(shape: tuple[int, ...], dtype: Any) -> Array:

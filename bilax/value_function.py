@@ -22,7 +22,7 @@ from scipy.stats import qmc
 
 from bilax.checks import check_inside, check_objectives, check_point
 from bilax.dynamics import residual
-from bilax.outer import all_finite
+from bilax.outer import all_finite, choose
 from bilax.problem import Problem
 from bilax.sets import Ball, Box, NonNegative, Set, Simplex
 from bilax.solution import History, Solution, Status
@@ -475,11 +475,11 @@ def _run_value(
         updates, memory_new = optimizer.update(slope, memory, x)
         x_new = problem.x_set.project(optax.apply_updates(x, updates))
         found = report(x, y_new)
-        good = _choose(alive & all_finite((y_new, z_new, found)), (x, y_new, z_new), good)
+        good = choose(alive & all_finite((y_new, z_new, found)), (x, y_new, z_new), good)
         entry = History(*found, jnp.asarray(0), optax.tree.norm(slope), jnp.zeros(()))
         new = x_new, y_new, z_new, memory_new
         alive = alive & all_finite((new, entry))
-        return (_choose(alive, new, (x, y, z, memory)), good, alive), (entry, alive)
+        return (choose(alive, new, (x, y, z, memory)), good, alive), (entry, alive)
 
     def report(x, y):
         follower = problem.follower(x, method.data)
@@ -488,10 +488,6 @@ def _run_value(
     start = (x0, y0, y0, optimizer.init(x0)), (x0, y0, y0), jnp.asarray(True)
     ((*end, _), good, alive), (history, lives) = jax.lax.scan(outer, start, jnp.arange(steps, dtype=float))
     fine = alive & all_finite(report(*end[:2]))
-    x, y, z = _choose(fine, tuple(end), good)
+    x, y, z = choose(fine, tuple(end), good)
     status = jnp.where(fine, Status.step_limit, Status.non_finite)
     return Solution(x, y, z, *report(x, y), jnp.asarray(0), status, jnp.sum(lives), history)
-
-
-def _choose(flag: Array, new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(flag, a, b), new, old)
