@@ -1,5 +1,6 @@
 """Checks of what a user hands in: they run where the call is made and name the argument and the remedy."""
 
+import functools
 import warnings
 from typing import Any
 
@@ -65,17 +66,18 @@ def check_same(name: str, tree: PyTree, other_name: str, other: PyTree) -> None:
 def check_objectives(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> tuple[PyTree, PyTree]:
     """x and y as arrays; refuses objectives that do not return one floating number, before anything runs."""
     x, y = check_point("x", x, may_be_empty=True), check_point("z", y)
-    for name in ("upper", "lower"):
+    objectives = {"upper(x, y, *data)": problem.upper, "lower(x, y, *data)": problem.lower}
+    if problem.lower_at is not None:
+        objectives["lower_at(k, x, y, *data)"] = functools.partial(problem.lower_at, jnp.zeros((), int))
+    for name, objective in objectives.items():
 
-        def value(x, y, data, objective=getattr(problem, name)):
+        def value(x, y, data, objective=objective):
             return objective(problem.view(x, *data), y, *data)
 
         out = jax.eval_shape(value, x, y, data)
         if not hasattr(out, "shape") or out.shape != ():
             shape = getattr(out, "shape", jax.tree.structure(out))
-            raise ValueError(
-                f"{name}(x, y, *data) must return a scalar, got {shape}. Take a mean or a sum over what it returns."
-            )
+            raise ValueError(f"{name} must return a scalar, got {shape}. Take a mean or a sum over what it returns.")
         if not jnp.issubdtype(out.dtype, jnp.floating):
-            raise TypeError(f"{name}(x, y, *data) must return a floating number, got {out.dtype}.")
+            raise TypeError(f"{name} must return a floating number, got {out.dtype}.")
     return x, y

@@ -39,7 +39,7 @@ class Scene(NamedTuple):
     params: PyTree
     """the differentiated leaves of (view of x, data)"""
     follower: Any
-    """follower(params) -> Follower"""
+    """follower(params, k=None) -> Follower, as step k sees it if k is given"""
     z: PyTree
     asked: PyTree
     """which leaves of z are differentiated"""
@@ -278,7 +278,7 @@ class FiniteDifference(eqx.Module):
             raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
 
     def pullback(self, scene: Scene, v: PyTree) -> Pull:
-        follower = scene.follower(scene.params)
+        follower = scene.follower(scene.params, 0)
         alpha = at(scene.method.dynamics.step_size, 0)  # pyright: ignore[reportAttributeAccessIssue]
         slope = jax.grad(follower.lower)(scene.z)
         moved = jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), scene.z, slope)
@@ -288,7 +288,7 @@ class FiniteDifference(eqx.Module):
 
         def gradient_at(sign):
             shifted = jax.tree.map(lambda a, b: a + sign * size * b, scene.z, v)
-            return jax.grad(lambda params, y: scene.follower(params).lower(y), (0, 1))(scene.params, shifted)
+            return jax.grad(lambda params, y: scene.follower(params, 0).lower(y), (0, 1))(scene.params, shifted)
 
         def minus_product(plus, minus):
             return -alpha * (plus - minus) / (2 * size)

@@ -158,11 +158,12 @@ def _phi_forward(perturbed: PyTree, inputs: PyTree, problem: Problem, method: Me
     def combine(params):
         return eqx.combine(params, rest)
 
+    def follower(params, k=None):
+        return problem.follower(*combine(params), k=k)
+
     run = _unrolling(problem, method, combine)
     trajectory = unroll(run, params, method.dynamics.init(z), method.derivative.keep(method.inner_steps))
-    scene = Scene(
-        problem, method, run, params, lambda params: problem.follower(*combine(params)), z, perturbed[2], trajectory
-    )
+    scene = Scene(problem, method, run, params, follower, z, perturbed[2], trajectory)
 
     def upper(params, y):
         return scene.follower(params).upper(y)
@@ -191,7 +192,7 @@ def _unrolling(problem: Problem, method: Method, combine: Callable[[PyTree], PyT
     dynamics, select = method.dynamics, method.select
 
     def step(k, params, state):
-        return dynamics.step(k, state, problem.follower(*combine(params)))
+        return dynamics.step(k, state, problem.follower(*combine(params), k=k))
 
     def score(params, state):
         assert isinstance(select, ArgMax)

@@ -1,5 +1,6 @@
 """Problems that several tests share, each with a point away from kinks."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -73,6 +74,18 @@ def neural(seed=0) -> Case:
         "second": jax.random.normal(key[2], (2,)),
     }
     return Case(bilax.Problem(upper, lower, context=context), x, y, 0.1, (inputs, targets, valid, answers))
+
+
+def batched(seed=0) -> Case:
+    """`neural` whose follower sees two of the six examples at a time, other ones at each step."""
+    case = neural(seed)
+
+    def lower_at(k, weights, y, inputs, targets, valid, answers):
+        rows = (2 * k + jnp.arange(2)) % 6
+        seen = {"each": weights["each"][rows], "rate": weights["rate"]}
+        return case.problem.lower(seen, y, inputs[rows], targets[rows], valid, answers)
+
+    return case._replace(problem=dataclasses.replace(case.problem, lower_at=lower_at))
 
 
 def directions(tree: Any, seed: int) -> Any:

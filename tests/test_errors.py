@@ -28,6 +28,11 @@ def test_objectives_must_be_scalar_and_floating():
     pair = bilax.Problem(lambda x, y: y, lambda x, y: (y**2, y))
     with pytest.raises(ValueError, match=r"lower\(x, y, \*data\) must return a scalar"):
         bilax.approximate(pair, METHOD)(1.0, 1.0)
+    batch = bilax.Problem(lambda x, y: y, lambda x, y: y**2, lower_at=lambda k, x, y: y * jnp.ones(2))
+    with pytest.raises(ValueError, match=r"lower_at\(k, x, y, \*data\) must return a scalar"):
+        bilax.approximate(batch, METHOD)(1.0, 1.0)
+    with pytest.raises(TypeError, match=r"lower_at.*function \(k, x, y, \*data\)"):
+        bilax.Problem(lambda x, y: y, lambda x, y: y**2, lower_at=3)  # pyright: ignore[reportArgumentType]
     whole = bilax.Problem(lambda x, y: jnp.asarray(1), lambda x, y: y**2)
     with pytest.raises(TypeError, match=r"upper.*floating"):
         bilax.solve(whole, METHOD, 1.0, 1.0)

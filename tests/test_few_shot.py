@@ -340,20 +340,42 @@ def test_maml_and_its_kin_are_the_naive_ones(name):
     assert_trees_close(slope, expected_slope, rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", ["maml", "reptile"])
-def test_reptile_alone_adapts_to_the_queries_too_and_in_training_alone(method):
-    learner, one = FewShot(method=method, filters=2, way=3).learner(0), task(random_tasks((8, 8, 1)), 0)
+def test_reptile_alone_adapts_to_samples_of_the_task_and_in_training_alone():
+    learner, one = FewShot(method="reptile", filters=2, way=3).learner(0), task(random_tasks((8, 8, 1)), 0)
     y = moved(learner.y0)
-    both = one._replace(
-        support=jnp.concatenate([one.support, one.query]),
-        support_targets=jnp.concatenate([one.support_targets, one.query_targets]),
-    )
-    trained, tested, of_all = (
-        problem.lower((), y, each)
-        for problem, each in ((learner.problem, one), (learner.test, one), (learner.test, both))
-    )
-    assert trained == (of_all if method == "reptile" else tested)
-    assert tested != of_all
+    assert learner.test.lower_at is None
+    assert FewShot(method="maml", filters=2, way=3).learner(0).problem.lower_at is None
+    for k in range(4):
+        expected = learner.test.lower((), y, few_shot.sample(one, k, 3))
+        assert learner.problem.follower((), (one,), k).lower(y) == expected
+
+
+@pytest.mark.parametrize(("shots", "queries", "samples"), [(1, 3, 4), (2, 5, 3), (3, 2, 1)])
+def test_samples_of_a_task_have_all_classes_and_nothing_in_common(shots, queries, samples):
+    way, rng = 4, np.random.default_rng(0)
+    support, query = (jnp.asarray(rng.permutation(np.repeat(np.arange(way), n))) for n in (shots, queries))
+    numbers = jnp.arange(way * (shots + queries))
+    whole = Episode(numbers[: len(support)], support, numbers[len(support) :], query)
+    labels = dict(zip(numbers.tolist(), np.concatenate([support, query]), strict=True))
+    seen = []
+    for k in range(samples):
+        found = few_shot.sample(whole, jnp.asarray(k), way)
+        assert [labels[int(i)] for i in found.support] == found.support_targets.tolist()
+        np.testing.assert_array_equal(np.bincount(found.support_targets), np.full(way, shots))
+        np.testing.assert_array_equal(found.query, whole.query)
+        seen += found.support.tolist()
+    assert len(set(seen)) == len(seen) == samples * way * shots
+    assert set(seen[: way * shots]) == set(whole.support.tolist())
+    again = few_shot.sample(whole, samples, way)
+    assert again.support.tolist() == seen[: way * shots]
+
+
+def test_samples_of_a_regression_are_rows():
+    whole = Episode(*(jnp.arange(float(n))[:, None] for n in (2, 2, 5, 5)))
+    for k, rows in enumerate([[0, 1], [0, 1], [2, 3], [0, 1]]):
+        found = few_shot.sample(whole, k, 1)
+        np.testing.assert_array_equal(found.support[:, 0], rows)
+        np.testing.assert_array_equal(found.support_targets[:, 0], rows)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import bilax
-from tests.problems import Case, central_difference, directions, neural, quadratic, toy
+from tests.problems import Case, batched, central_difference, directions, neural, quadratic, toy
 
 K = 7
 EXACT = {
@@ -34,6 +34,7 @@ CASES = {
     "toy, bound reached on the way": toy(1.3, -1.9, 0.9),
     "quadratic": quadratic()[0],
     "neural": neural(),
+    "neural, a batch at each step": batched(),
 }
 
 
@@ -196,7 +197,9 @@ def test_a_linear_solve_that_stalls_says_so():
     assert np.isfinite(solution.upper)
 
 
-@pytest.mark.parametrize("case", ["toy, interior", "toy, bound active all along", "neural"])
+@pytest.mark.parametrize(
+    "case", ["toy, interior", "toy, bound active all along", "neural", "neural, a batch at each step"]
+)
 def test_finite_differences_approach_the_exact_step(case):
     problem = CASES[case]
     *_, exact = gradients(problem, bilax.one_step(problem.step_size))
@@ -218,6 +221,51 @@ def test_first_order_and_displacement_are_what_they_say():
     assert_close((grad_x, grad_z), jax.grad(upper, (0, 1))(case.x, info.y), 1e-12)
     *_, (_, grad_z) = gradients(case, bilax.reptile(K, case.step_size))
     assert_close(grad_z, jax.tree.map(jnp.subtract, case.z, info.y), 1e-12)
+
+
+@pytest.mark.parametrize("rule", [bilax.Reverse(), bilax.Implicit(1e-3)], ids=["reverse", "implicit"])
+def test_steps_descend_on_their_batches_and_all_else_means_f(rule):
+    case = batched()
+    problem, data = case.problem, case.data
+    _, info, (grad_x, _) = gradients(case, bilax.rhg(K, case.step_size, derivative=rule))
+    seen, y = problem.view(case.x), case.z
+    for k in range(K):
+        rows = np.arange(2 * k, 2 * k + 2) % 6
+        part = {"each": seen["each"][rows], "rate": seen["rate"]}
+        slope = jax.grad(problem.lower, 1)(part, y, data[0][rows], data[1][rows], *data[2:])
+        y = jax.tree.map(lambda a, g: a - case.step_size * g, y, slope)
+    assert_close(info.y_last, y, 1e-12)
+    np.testing.assert_allclose(info.lower, problem.lower(seen, y, *data), rtol=1e-12)
+    slope = jax.grad(problem.lower, 1)(seen, y, *data)
+    np.testing.assert_allclose(info.residual, case.step_size * optax.tree.norm(slope), rtol=1e-12)
+    if isinstance(rule, bilax.Implicit):
+        plain = case._replace(problem=neural().problem, z=y)
+        *_, (expected, _) = gradients(plain, bilax.rhg(1, 1e-12, derivative=rule))
+        assert_close(grad_x, expected, 1e-7)
+
+
+def test_batches_may_be_drawn_with_a_key_among_the_data():
+    points = jnp.linspace(-1, 2, 40)
+    problem = bilax.Problem(
+        lambda x, y, key: (y - 1) ** 2,
+        lambda x, y, key: jnp.mean((y - x * points) ** 2),
+        lower_at=lambda k, x, y, key: jnp.mean(
+            (y - x * jax.random.choice(jax.random.fold_in(key, k), points, (5,))) ** 2
+        ),
+    )
+    phi = bilax.approximate(problem, bilax.rhg(20, 0.1))
+    values = [float(phi(1.0, 0.0, jax.random.key(seed))[0]) for seed in (0, 0, 1)]
+    assert values[0] == values[1] != values[2]
+
+    def value(x):
+        return phi(x, 0.0, jax.random.key(3))[0]
+
+    np.testing.assert_allclose(jax.grad(value)(0.7), central_difference(value, 0.7, 1.0), rtol=1e-8)
+    run = bilax.solve(
+        problem, bilax.rhg(20, 0.1), 0.7, 0.0, steps=300, optimizer=optax.adam(0.02), data=lambda step, key: (key,)
+    )
+    # x must lift the mean of the points, 1/2, to 1.
+    np.testing.assert_allclose(run.x, 2, atol=0.25)
 
 
 def test_maml_on_an_empty_leader_over_tasks():

@@ -108,11 +108,13 @@ def heads(network: Network, example: Array, outputs: int, penalty: Penalty = no_
 
 
 def networks(
-    network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty, of_all: bool = False
+    network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty, in_samples: bool = False
 ) -> Learner:
     """Each task adapts the whole network and the classifier; their common start is all there is to learn.
 
-    With `of_all` a task of training adapts to its queries too, as Reptile does, which learns from nothing else.
+    With `in_samples` each step of a training task adapts to another M-shot sample of it, the queries included. This is
+    for Reptile: it learns from the adaptation and nothing else, and what it learns of generalising is that a step on
+    one sample should help another (Nichol et al. 2018, Section 5).
     """
 
     def predict(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Array:
@@ -123,12 +125,35 @@ def networks(
         body, head = y
         return loss(head(body(task.support)), task.support_targets) + penalty(head)
 
-    def lower_of_all(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
-        inputs, targets = (jnp.concatenate(both) for both in ((task[0], task[2]), (task[1], task[3])))
-        return lower(x, y, task._replace(support=inputs, support_targets=targets))
+    def lower_at(k: Any, x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
+        return lower(x, y, sample(task, k, outputs))
 
     found = _learner(predict, lower, None, (), (network, linear(network, example, outputs)))
-    return found._replace(problem=dataclasses.replace(found.problem, lower=lower_of_all)) if of_all else found
+    return found._replace(problem=dataclasses.replace(found.problem, lower_at=lower_at)) if in_samples else found
+
+
+def sample(task: Episode, k: Any, way: int) -> Episode:
+    """The task with other examples to learn from: the k-th sample, as large as the support, of support and queries.
+
+    Samples have equally many examples of each class and none in common; sample 0 is the support itself, and after the
+    last one they begin anew.
+    """
+    classes = way if _is_classification(task.support_targets) else 1
+
+    def by_class(values: Array, targets: Array) -> Array:
+        order = jnp.argsort(targets, stable=True) if classes > 1 else jnp.arange(len(targets))
+        return values[order].reshape(classes, -1, *values.shape[1:])
+
+    def choose(support: Array, query: Array) -> Array:
+        support, query = by_class(support, task.support_targets), by_class(query, task.query_targets)
+        shots = support.shape[1]
+        start = k % (1 + query.shape[1] // shots) * shots
+        chosen = jax.lax.dynamic_slice_in_dim(jnp.concatenate([support, query], 1), start, shots, 1)
+        return chosen.reshape(-1, *chosen.shape[2:])
+
+    return task._replace(
+        support=choose(task.support, task.query), support_targets=choose(task.support_targets, task.query_targets)
+    )
 
 
 def prototypes(network: Network, example: Array, way: int) -> Learner:
@@ -204,16 +229,20 @@ def linear(network: Network, example: Array, outputs: int) -> Linear:
 
 def loss(predictions: Array, targets: Array) -> Float[Array, ""]:
     """Mean cross-entropy of scores (n, classes) for whole numbers (n,), else half the mean squared error."""
-    if jnp.issubdtype(targets.dtype, jnp.integer):
+    if _is_classification(targets):
         return optax.softmax_cross_entropy_with_integer_labels(predictions, targets).mean()
     return 0.5 * jnp.mean((predictions - targets) ** 2)
 
 
 def score(predictions: Array, targets: Array) -> Float[Array, ""]:
     """The share of right answers for whole numbers, else the mean squared error."""
-    if jnp.issubdtype(targets.dtype, jnp.integer):
+    if _is_classification(targets):
         return jnp.mean(jnp.argmax(predictions, axis=1) == targets, dtype=predictions.dtype)
     return jnp.mean((predictions - targets) ** 2)
+
+
+def _is_classification(targets: Array) -> bool:
+    return jnp.issubdtype(targets.dtype, jnp.integer)
 
 
 class Score(NamedTuple):

@@ -238,7 +238,7 @@ class FewShot(Run):
                 return few_shot.prototypes(network, example, outputs)
             return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1))
         if self.method in WHOLE:
-            return few_shot.networks(network, example, outputs, self._penalty(), of_all=self.method == "reptile")
+            return few_shot.networks(network, example, outputs, self._penalty(), in_samples=self.method == "reptile")
         return few_shot.heads(network, example, outputs, self._penalty())
 
     def _scaled(self, network: Any) -> Any:
