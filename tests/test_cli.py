@@ -50,6 +50,7 @@ def test_help_fits_a_screen_and_is_light(capsys):
         (["run", "toy", "--step-size", "-1"], "step_size must be positive"),
         (["run", "toy", "--method", "t-rhg", "--window", "99"], "window=99 exceeds inner_steps=40"),
         (["run", "toy", "--method", "ls", "--start", "auxiliary"], "has no z-gradient"),
+        (["run", "toy", "--clip", "0"], "--clip must be positive"),
         (["run", "toy", "--resume"], "--resume needs --out"),
         (["run", "toy", "--seed"], "--seed needs at least one number"),
         (["reproduce", "table-3", "--methods", "iapt-gm"], "did you mean IAPTT-GM?"),
@@ -60,6 +61,16 @@ def test_help_fits_a_screen_and_is_light(capsys):
 def test_wrong_words_get_a_hint(words, hint, capsys):
     assert run_cli(*words) == 2
     assert hint in capsys.readouterr().err
+
+
+def test_clipped_gradients_move_x_by_their_length(tmp_path):
+    moved = {}
+    for name, words in (("whole", ()), ("clipped", ("--clip", 0.05))):
+        folder = tmp_path / name
+        assert run_cli("run", "toy", "--rate", 1, "--outer-steps", 1, "--at", 5, 1, "--out", folder, *words) == 0
+        moved[name] = abs(json.loads((folder / "result.json").read_text())["measures"]["x"] - 5)
+    np.testing.assert_allclose(moved["whole"], np.load(tmp_path / "clipped" / "history.npz")["grad_x_norm"][0])
+    np.testing.assert_allclose(moved["clipped"], 0.05)
 
 
 def test_run_writes_a_folder_that_can_be_resumed_and_reported(tmp_path, capsys):

@@ -876,7 +876,7 @@ def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, mon
     assert [label for label, row in results["cells"].items() if row] == ["IAPTT-GM + ℓ_q", "Proto Net"]
     assert again.show(results) == [tmp_path / "table-2.png"]
     assert again.claims(results) == []
-    assert capsys.readouterr().out.count("not run") == 11
+    assert capsys.readouterr().out.count("not run") == 10
     status = "stopped_by_callback"
     assert run(3.0, patience=2) == 6
     assert run(4.0, patience=2) == 6

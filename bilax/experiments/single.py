@@ -45,6 +45,7 @@ class Run(abc.ABC):
     rate: Annotated[float, Arg(help="the outer step for x (and z)")] = 0.1
     z_rate: Annotated[float | None, Arg(help="the outer step for z, if another")] = None
     optimizer: Annotated[Literal["sgd", "adam"], Arg(help="of the outer loop")] = "sgd"
+    clip: Annotated[float | None, Arg(help="gradients of x, and of z, that are longer are cut to this length")] = None
     start: Annotated[
         Literal["fixed", "warm", "auxiliary"] | None, Arg(help="where the follower begins, if not as the method has it")
     ] = None
@@ -97,6 +98,8 @@ class Run(abc.ABC):
             refuse(f"bilax run {self.name}: --seed needs at least one number.")
         if min(self.seed) < 0:
             refuse(f"bilax run {self.name}: --seed must not be negative, got {min(self.seed)}.")
+        if self.clip is not None and not self.clip > 0:
+            refuse(f"bilax run {self.name}: --clip must be positive, got {self.clip}.")
         method = self.make_method()
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         out = self.out or Path("runs") / f"{self.name}-{self.method}-{stamp}"
@@ -138,7 +141,6 @@ class Run(abc.ABC):
 
     def _run_one(self, method: bilax.Method, seed: int, folder: Path) -> tuple[bilax.Solution, dict[str, Any]]:
         setup = self.setup(seed)
-        make = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer]
         settings = dataclasses.asdict(self) | self.facts() | {"seed": seed, "out": str(folder)}
         began, new = time.perf_counter(), not (folder / "config.json").exists()
         try:
@@ -150,7 +152,8 @@ class Run(abc.ABC):
             limit = None if limit is None else max(0.0, limit - before)
             solution = bilax.solve(
                 setup.problem, method, setup.x0, setup.y0, steps=self.outer_steps, data=setup.data, tasks=setup.tasks,
-                optimizer=make(self.rate), z_optimizer=None if self.z_rate is None else make(self.z_rate),
+                optimizer=self._optimizer(self.rate),
+                z_optimizer=None if self.z_rate is None else self._optimizer(self.z_rate),
                 key=jax.random.key(seed), progress=not self.json,
                 callbacks=[HistoryFile(folder), *self.callbacks(seed, folder)],
                 saving=self.saving(folder / "checkpoints"), resume=self.resume, time_limit=limit,
@@ -170,6 +173,10 @@ class Run(abc.ABC):
         except (OSError, ValueError) as error:
             refuse(f"bilax run {self.name}: {error}\nThe training is kept in {folder}.")
         return solution, write_result(folder, solution, {"seconds": seconds, "measures": measures})
+
+    def _optimizer(self, rate: float) -> optax.GradientTransformation:
+        step = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer](rate)
+        return step if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), step)
 
     def _show(self, results: dict[int, dict[str, Any]], out: Path) -> None:
         quantities = {
