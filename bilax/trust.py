@@ -3,6 +3,7 @@
 Everything here runs in double precision, whatever the caller's setting, and reports plain numbers.
 """
 
+import dataclasses
 import enum
 import math
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from bilax.interval import lower_bound
 from bilax.methods import Method, ia_gm_a, iaptt_gm, ls
 from bilax.phi import approximate
 from bilax.problem import Problem
+from bilax.sets import Reals
 from bilax.trajectory import ArgMax
 from bilax.value_function import (
     NEWTON_LIMIT,
@@ -495,7 +497,7 @@ def check_hypergradient(
 def _blame_on_context(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, tolerance: float) -> float:
     """inf if φ is differentiated rightly once its context is given as plain numbers; else 0."""
     seen = problem.view(x, *data)
-    plain = Problem(problem.upper, problem.lower, y_set=problem.y_set)
+    plain = dataclasses.replace(problem, x_set=Reals(), context=None)
     size = ravel_pytree(seen)[0].size + ravel_pytree(z)[0].size
     without = jax.device_get(_compare(plain, method, seen, z, data, low_discrepancy(8, size, 4)))
     return 0.0 if _x_is_wrong(without, tolerance) else math.inf

@@ -1,5 +1,6 @@
 """Gradient checks that find planted faults, diagnoses against dense matrices, certificates against a fine grid."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -103,6 +104,11 @@ def test_a_wrong_sign_in_the_contexts_pullback_is_found():
     assert "z" not in found.wrong
     right = eqx.tree_at(lambda p: p.context, problem, lambda x: 1.0 + x**2 / 10)
     assert bilax.check_hypergradient(right, METHOD, jnp.asarray(4.0), jnp.asarray(0.4)).ok
+    # What steps descend on is not the context's fault.
+    steps = dataclasses.replace(right, lower_at=lambda k, x, y: TOY.problem.lower(flipped(x), y))
+    found = bilax.check_hypergradient(steps, METHOD, jnp.asarray(4.0), jnp.asarray(0.4))
+    assert not found.ok
+    assert "context" not in found.wrong
 
 
 def test_truncation_is_found_approximate():
