@@ -247,7 +247,7 @@ class Table2(Target):
         colours = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
         # A method's line looks the same in every panel; there are more methods than colours.
         styles = {
-            label: {"color": colours[i % len(colours)], "ls": "-" if i < len(colours) else "--"}
+            label: {"color": colours[i % len(colours)], "ls": ("-", "--", ":")[i // len(colours)]}
             for i, label in enumerate(METHODS)
         }
         shown = {}
