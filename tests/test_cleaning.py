@@ -331,6 +331,7 @@ def test_a_run_is_stored_and_read_again_only_with_the_same_settings(tmp_path, ca
     assert again["curves"]["f1"] == results["curves"]["f1"]
     record = json.loads(config.path.read_text())
     assert record["config"]["method"] == "IAPTT-GM"
+    assert str(tmp_path) not in json.dumps(record)
     assert {"bilax", "date", "jax"} <= set(record)
     assert dataclasses.replace(config, steps=6).stored() is None
     before = config.path.read_bytes()

@@ -155,13 +155,15 @@ def samples(runs: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, np.nd
 
 
 def save_json(path: Path, config: Any, results: dict[str, Any]) -> None:
-    """Writes results with all that is needed to make them again; whole or not at all."""
+    """Writes results with all that is needed to make them again, paths left out; whole or not at all."""
     record = {
         "bilax": bilax.__version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
-        "config": {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()},
+        "config": {
+            k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items() if k not in PLACES
+        },
         "results": to_plain(results),
     }
     write_whole(path, (json.dumps(record, indent=1) + "\n").encode())
