@@ -140,19 +140,17 @@ def sample(task: Episode, k: Any, way: int) -> Episode:
     """
     classes = way if _is_classification(task.support_targets) else 1
 
-    def by_class(values: Array, targets: Array) -> Array:
+    def by_class(targets: Array) -> Array:
         order = jnp.argsort(targets, stable=True) if classes > 1 else jnp.arange(len(targets))
-        return values[order].reshape(classes, -1, *values.shape[1:])
+        return order.reshape(classes, -1)
 
-    def choose(support: Array, query: Array) -> Array:
-        support, query = by_class(support, task.support_targets), by_class(query, task.query_targets)
-        shots = support.shape[1]
-        start = k % (1 + query.shape[1] // shots) * shots
-        chosen = jax.lax.dynamic_slice_in_dim(jnp.concatenate([support, query], 1), start, shots, 1)
-        return chosen.reshape(-1, *chosen.shape[2:])
-
+    support, query = by_class(task.support_targets), by_class(task.query_targets)
+    shots, samples = support.shape[1], 1 + query.shape[1] // support.shape[1]
+    rows = jnp.concatenate([support, len(task.support) + query], 1)
+    rows = jax.lax.dynamic_slice_in_dim(rows, k % samples * shots, shots, 1).reshape(-1)
     return task._replace(
-        support=choose(task.support, task.query), support_targets=choose(task.support_targets, task.query_targets)
+        support=jnp.concatenate([task.support, task.query])[rows],
+        support_targets=jnp.concatenate([task.support_targets, task.query_targets])[rows],
     )
 
 
