@@ -1,6 +1,8 @@
-from .callbacks import EarlyStopping, JsonLines, TensorBoard
-from .checkpoint import ConfigurationError, Saving
-from .derivatives import (
+from .app.pictures import basin_map, landscape, leader_path
+from .follower.dynamics import Aggregated, Dynamics, FromOptax, GradientDescent, Nesterov, residual
+from .follower.trajectory import ArgMax, Last, pessimistic
+from .gradient.phi import Info, Phi, Tasks, approximate
+from .gradient.rules import (
     Derivative,
     Displacement,
     FiniteDifference,
@@ -12,8 +14,7 @@ from .derivatives import (
     Reverse,
     Scene,
 )
-from .dynamics import Aggregated, Dynamics, FromOptax, GradientDescent, Nesterov, residual
-from .methods import (
+from .methods.recipes import (
     RECIPES,
     Method,
     bda,
@@ -30,16 +31,15 @@ from .methods import (
     rhg,
     t_rhg,
 )
-from .outer import multistart, solve
-from .phi import Info, Phi, Tasks, approximate
-from .pictures import basin_map, landscape, leader_path
-from .problem import Follower, Problem
-from .search import Candidate, GlobalSolution, solve_global
-from .sets import Ball, Box, NonNegative, Reals, Set, Simplex
-from .solution import BilevelError, History, Solution, Status
-from .trajectory import ArgMax, Last, pessimistic
-from .trust import Certificate, Diagnosis, GradientCheck, Verdict, certify, check_hypergradient, diagnose
-from .value_function import bvfim, penalty
+from .problem.problem import Follower, Problem
+from .problem.sets import Ball, Box, NonNegative, Reals, Set, Simplex
+from .run.callbacks import EarlyStopping, JsonLines, TensorBoard
+from .run.checkpoint import ConfigurationError, Saving
+from .run.solution import BilevelError, History, Solution, Status
+from .run.solve import multistart, solve
+from .trust.certificate import Certificate, Diagnosis, GradientCheck, Verdict, certify, check_hypergradient, diagnose
+from .trust.follower_minima import bvfim, penalty
+from .trust.global_search import Candidate, GlobalSolution, solve_global
 
 __version__: str
 

@@ -1,5 +1,5 @@
 """`python -m bilax` is `bilax`."""
 
-from bilax.cli import main
+from bilax.app.cli import main
 
 main()

@@ -14,10 +14,9 @@ import pytest
 
 import bilax
 from bilax.datasets import Examples, find, load
-from bilax.experiments import cleaning
-from bilax.experiments.clean import Clean, demo, is_picture, weigh
-from bilax.experiments.cleaning import Batch, Outer, Split
-from bilax.experiments.cleaning_targets import (
+from bilax.experiments.cleaning import problem as cleaning
+from bilax.experiments.cleaning.problem import Batch, Outer, Split
+from bilax.experiments.cleaning.table import (
     Cleaning,
     Figure3Right,
     Table3,
@@ -26,7 +25,8 @@ from bilax.experiments.cleaning_targets import (
     steps_to,
     train_plainly,
 )
-from bilax.experiments.roofline import roofline
+from bilax.experiments.cleaning.tool import Clean, demo, is_picture, weigh
+from bilax.experiments.speed.roofline import roofline
 
 
 def blobs(seeds: int = 1, n: int = 90, classes: int = 3) -> Split:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bilax import cli, report, runs
-from bilax.experiments import common
+from bilax.app import cli, report
+from bilax.app import run_folder as runs
+from bilax.app import show as common
 
 
 def bilax_command(*words, check=True, **options):
@@ -32,7 +33,7 @@ def test_help_fits_a_screen_and_is_light(capsys):
     assert max(map(len, text.splitlines())) <= 100
     for command in [*cli.COMMANDS, *cli.VERBS]:
         assert command in text
-    light = "import sys, bilax.cli; bilax.cli.main(['--help']); assert not {'jax', 'tyro', 'numpy'} & set(sys.modules)"
+    light = "import sys, bilax.app.cli as c; c.main(['--help']); assert not {'jax', 'tyro', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", light], check=True, capture_output=True)
     cli.main(["run"])
     assert "toy" in capsys.readouterr().out

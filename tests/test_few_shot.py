@@ -18,18 +18,19 @@ import pytest
 from PIL import Image
 
 import bilax
-from bilax import cli
+from bilax.app import cli
 from bilax.datasets import DataError
 from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.datasets.omniglot import SMALL
-from bilax.experiments import few_shot, few_shot_speed
-from bilax.experiments.few_shot import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
-from bilax.experiments.few_shot_run import FewShot, Validation, last_gain, load_learned, save_learned
-from bilax.experiments.few_shot_table import METHODS as TABLE_2
-from bilax.experiments.few_shot_table import Table2
-from bilax.experiments.few_shot_use import load_trained, omniglot_runs, start_for
+from bilax.experiments.few_shot import learners as few_shot
+from bilax.experiments.few_shot import speed as few_shot_speed
+from bilax.experiments.few_shot.learners import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
+from bilax.experiments.few_shot.run import FewShot, Validation, last_gain, load_learned, save_learned
+from bilax.experiments.few_shot.table import METHODS as TABLE_2
+from bilax.experiments.few_shot.table import Table2
+from bilax.experiments.few_shot.use import load_trained, omniglot_runs, start_for
+from bilax.gradient.phi import tasks_at_once
 from bilax.models import ConvNet4, Dense
-from bilax.phi import tasks_at_once
 from tests.test_episodes import archive, drawing, mini, one_shot_runs
 
 WAY, SHOTS, QUERIES, TASKS = 3, 2, 4, 3
@@ -114,7 +115,7 @@ def test_tasks_equal_a_loop_over_tasks(name, at_once, monkeypatch):
     phi = bilax.approximate(learner.problem, method)
     z = moved(learner.y0)
     size = sum(np.asarray(leaf[0]).nbytes for leaf in episode)
-    monkeypatch.setattr("bilax.phi.AT_ONCE_BYTES", size * at_once)
+    monkeypatch.setattr("bilax.gradient.phi.AT_ONCE_BYTES", size * at_once)
     assert tasks_at_once(episode) == at_once
     tasks = jax.jit(jax.value_and_grad(bilax.Tasks(phi), (0, 1), has_aux=True))
     (value, info), found = tasks(learner.x0, z, episode)
@@ -129,7 +130,7 @@ def test_tasks_equal_a_loop_over_tasks(name, at_once, monkeypatch):
 
 @pytest.mark.parametrize(("bytes_at_once", "expected"), [(1, 1), (47, 2), (48, 3), (95, 3), (96, 6), (1 << 20, 6)])
 def test_on_cpu_so_many_tasks_go_side_by_side_as_fit_and_divide_their_number(bytes_at_once, expected, monkeypatch):
-    monkeypatch.setattr("bilax.phi.AT_ONCE_BYTES", bytes_at_once)
+    monkeypatch.setattr("bilax.gradient.phi.AT_ONCE_BYTES", bytes_at_once)
     assert tasks_at_once((np.zeros((6, 2), np.float32), np.zeros((6, 1, 2), np.float32))) == expected
 
 
@@ -138,7 +139,7 @@ def test_tasks_have_a_derivative_in_their_own_data(at_once, monkeypatch):
     problem = bilax.Problem(lambda x, y, a, n: (y - x) ** 2 * n, lambda x, y, a, n: 0.5 * (y - a * x) ** 2)
     phi, weights = bilax.approximate(problem, bilax.rhg(3, 0.2)), jnp.arange(1, 5)
     a = jnp.array([0.5, 2.0, -1.0, 3.0])
-    monkeypatch.setattr("bilax.phi.AT_ONCE_BYTES", at_once * (a.nbytes + weights.nbytes) // 4)
+    monkeypatch.setattr("bilax.gradient.phi.AT_ONCE_BYTES", at_once * (a.nbytes + weights.nbytes) // 4)
 
     def loop(x, z, a):
         return sum(phi(x, z, a[i], weights[i])[0] for i in range(4)) / 4
@@ -603,7 +604,7 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path, capsys, monkeypatch):
     def forbidden(*arguments, **options):
         raise PermissionError("no permission to read characters")
 
-    monkeypatch.setattr("bilax.experiments.few_shot_run.load_omniglot", forbidden)
+    monkeypatch.setattr("bilax.experiments.few_shot.run.load_omniglot", forbidden)
     assert few_shot_command("--dataset", "omniglot", "--out", tmp_path / "run") == 2
     assert "bilax run few-shot: no permission to read characters" in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ import optax
 import pytest
 
 import bilax
-from bilax.checkpoint import steps_saved
+from bilax.run.checkpoint import steps_saved
 from tests.problems import toy
 
 PROBLEM = bilax.Problem(

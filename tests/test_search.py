@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import bilax
-from bilax.experiments.suite import PROBLEMS, Known
-from bilax.interval import Interval, on_intervals
-from bilax.value_function import flatten, follower_minima, low_discrepancy
+from bilax.experiments.suite.bench import PROBLEMS, Known
+from bilax.trust.follower_minima import flatten, follower_minima, low_discrepancy
+from bilax.trust.interval import Interval, on_intervals
 
 
 def wells(y):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import bilax
-from bilax.experiments.suite import PROBLEMS
-from bilax.experiments.theory import Theory, acceleration, fit_slope, infima, residual_rate
+from bilax.experiments.suite.bench import PROBLEMS
+from bilax.experiments.theory.target import Theory, acceleration, fit_slope, infima, residual_rate
 
 
 @pytest.fixture(autouse=True)

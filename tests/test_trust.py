@@ -11,8 +11,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import bilax
-from bilax.experiments.suite import PROBLEMS
-from bilax.trajectory import Unrolling
+from bilax.experiments.suite.bench import PROBLEMS
+from bilax.follower.trajectory import Unrolling
 
 TOY = PROBLEMS["toy"]
 METHOD = bilax.iaptt_gm(12, 0.02)

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from bilax.experiments import clean
-from bilax.experiments.common import Arg, console
-from bilax.experiments.single import CompareToy
+from bilax.app.show import Arg, console
+from bilax.experiments.cleaning import tool as clean
+from bilax.experiments.runner import CompareToy
 
 
 @dataclasses.dataclass

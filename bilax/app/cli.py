@@ -1,0 +1,200 @@
+"""The command line. Nothing heavy is imported before it is known what is asked for."""
+
+import contextlib
+import ctypes
+import difflib
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import bilax
+
+COMMANDS = {
+    "run": {
+        "toy": ("bilax.experiments.runner:Toy", "the paper's non-convex example, one method, one start"),
+        "convex": ("bilax.experiments.runner:Convex", "the paper's convex example, n = 50"),
+        "cleaning": (
+            "bilax.experiments.cleaning.table:Cleaning",
+            "half the labels wrong: digits, MNIST, FashionMNIST",
+        ),
+        "few-shot": (
+            "bilax.experiments.few_shot.run:FewShot",
+            "new classes from a few examples: digits, sinusoids, Omniglot, ...",
+        ),
+    },
+    "compare": {
+        "toy": ("bilax.experiments.runner:CompareToy", "all methods on the non-convex example, a table and a figure"),
+    },
+    "reproduce": {
+        "figure-1": ("bilax.experiments.toy.figures:Figure1", "error curves from three starts, and basin maps"),
+        "figure-2": ("bilax.experiments.toy.figures:Figure2", "k̄ and speed, with and without truncation"),
+        "table-1": ("bilax.experiments.toy.figures:Table1", "time and memory of five methods"),
+        "table-2": ("bilax.experiments.few_shot.table:Table2", "few-shot learning by all methods"),
+        "table-3": ("bilax.experiments.cleaning.table:Table3", "hyper-cleaning of MNIST and FashionMNIST"),
+        "figure-3-left": ("bilax.experiments.convex.figures:Figure3Left", "acceleration on the convex example"),
+        "figure-3-right": ("bilax.experiments.cleaning.table:Figure3Right", "acceleration in hyper-cleaning"),
+        "theory": (
+            "bilax.experiments.theory.target:Theory",
+            "the lemmas and theorems, measured against what they predict",
+        ),
+    },
+    "diagnose": {
+        "toy": ("bilax.experiments.diagnose:DiagnoseToy", "the non-convex example at a point"),
+        "convex": ("bilax.experiments.diagnose:DiagnoseConvex", "the convex example"),
+        "suite": ("bilax.experiments.diagnose:DiagnoseSuite", "one of twelve problems with known answers"),
+    },
+    "bench": {
+        "suite": (
+            "bilax.experiments.suite.bench:Suite",
+            "twelve problems with known answers, every method and solve_global",
+        ),
+        "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
+        "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
+        "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),
+    },
+    "data": {
+        "list": ("bilax.datasets.commands:DataList", "which data sets are here, and where"),
+        "check": ("bilax.datasets.commands:DataCheck", "whether their files are whole"),
+        "fetch": ("bilax.datasets.commands:DataFetch", "download one, resumed and checked"),
+    },
+}
+
+VERBS = {
+    "demo": ("bilax.experiments.demo:Demo", "the paper's example, and wrong labels found among digits"),
+    "clean": ("bilax.experiments.cleaning.tool:Clean", "find wrong labels in your own .npz file"),
+    "evaluate": ("bilax.experiments.few_shot.use:Evaluate", "test a few-shot run again, also by Omniglot's own test"),
+    "adapt": ("bilax.experiments.few_shot.use:Adapt", "name pictures of your own classes with a few-shot run"),
+    "report": ("bilax.app.report:Report", "one HTML page on one or several runs: curves, settings, a comparison"),
+    "completion": ("bilax.app.completion:Completion", "a script that completes commands and options in your shell"),
+}
+
+SUMMARY = {
+    "run": "one experiment with one method",
+    "compare": "all methods on one experiment",
+    "reproduce": "a table or figure of the paper, with its claims checked",
+    "diagnose": "curvature, step length, minima, and which method to use",
+    "bench": "speed, memory, and problems with known answers",
+    "data": "data sets",
+}
+
+EXAMPLES = """\
+examples
+  bilax compare toy                                     every method on the paper's example
+  bilax run toy --method iaptt-gm --inner-steps 80      one method, your settings
+  bilax report runs/toy-*                               look at runs side by side
+  bilax reproduce figure-1 --quick                      a figure of the paper, in small
+  bilax run toy --help                                  what can be set
+  eval "$(bilax completion bash)"                       completion, also for zsh"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `bilax`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return
+    if words[0] in ("-V", "--version"):
+        print(f"bilax {bilax.__version__}")
+        return
+    command = _pick("command", words[0], COMMANDS | VERBS)
+    if command in VERBS:
+        place, rest = VERBS[command][0], words[1:]
+        name = command
+    elif len(words) == 1 or words[1] in ("-h", "--help"):
+        print(_things(command))
+        return
+    else:
+        name = f"{command} {_pick(f'thing to {command}', words[1], COMMANDS[command])}"
+        place, rest = COMMANDS[command][words[1]][0], words[2:]
+    _cache_compiled_programs()
+    if place.startswith("bilax.experiments.few_shot.learners"):
+        _faster_convolutions()
+    import tyro
+
+    config = tyro.cli(load(place), prog=f"bilax {name}", args=rest)
+    _keep_memory()
+    try:
+        config.main()
+    except BrokenPipeError:
+        sys.exit(141)
+    except KeyboardInterrupt:
+        print(f"\nbilax {name}: broken off.", file=sys.stderr)
+        sys.exit(130)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A hint for a mistyped word: the nearest known one, or all of them."""
+    spelt = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), spelt, 1, 0.5)
+    return f"did you mean {spelt[close[0]]}?" if close else f"known are: {', '.join(known)}."
+
+
+def refuse(message: str) -> NoReturn:
+    """Ends the program with a message and the exit code of wrong usage."""
+    print(message, file=sys.stderr)
+    sys.exit(2)
+
+
+def load(place: str) -> Any:
+    """The dataclass that a place such as `package.module:Name` stands for."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _cache_compiled_programs() -> None:
+    # Compiled programs are kept between runs, unless the user has chosen a place or none.
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "compiled"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+
+def _faster_convolutions() -> None:
+    # XLA's newer library for CPU convolves in half the time, but multiplies the matrices of hyper-cleaning more slowly.
+    # It is off by default and its flag may go, which XLA would not forgive, so only the version that was measured gets
+    # it; a user's own flags are left alone.
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        kinds = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+        os.environ.setdefault("XLA_FLAGS", f"--xla_cpu_experimental_ynn_fusion_type={kinds}")
+
+
+def _keep_memory() -> None:
+    # Each chunk of a run allocates the same large buffers again. glibc would give them back to the system in between
+    # and the system would clear every page anew, which costs up to 10 % of a chunk; so they are kept. That works
+    # for buffers of the main thread alone, hence the dispatch; a run waits for each chunk anyway.
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mmap_max, trim_threshold = -4, -1
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
+
+
+def _pick(kind: str, word: str, known: dict[str, Any]) -> str:
+    if word not in known:
+        refuse(f"bilax: unknown {kind} '{word}': {nearest(word, list(known))}")
+    return word
+
+
+def _overview() -> str:
+    lines = [
+        "bilax: bilevel optimization whose followers need not be convex",
+        "",
+        "usage: bilax COMMAND NAME [options]",
+        "",
+    ]
+    for command, summary in SUMMARY.items():
+        lines += [f"  {command:<11} {summary}", f"  {'':<11} {', '.join(COMMANDS[command])}"]
+    lines += [f"  {command:<11} {text}" for command, (_, text) in VERBS.items()]
+    return "\n".join([*lines, "", EXAMPLES])
+
+
+def _things(command: str) -> str:
+    lines = [f"usage: bilax {command} NAME [options]", ""]
+    lines += [f"  {name:<14} {text}" for name, (_, text) in COMMANDS[command].items()]
+    return "\n".join([*lines, "", f"bilax {command} NAME --help shows what can be set."])

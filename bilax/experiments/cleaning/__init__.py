@@ -1,0 +1,1 @@
+"""Data hyper-cleaning, and the tool for a person's own labels."""

@@ -1,0 +1,322 @@
+"""Few-shot learning (Section 4.2): a shared representation is the leader, what one task learns is its follower.
+
+A learner says what is shared and what each task has of its own. There are four:
+
+- `heads`: the network is x, one linear classifier per task is y, and the features of a task are the problem's context,
+  computed once per outer step. For RHG, T-RHG, BDA, IA-GM (which is ANIL), IAPTT-GM and the other recipes.
+- `networks`: each task has the whole network and the classifier as y; x is empty. For MAML, FOMAML and Reptile.
+- `prototypes`: the class means of a task's features are y; one step of length 1 on half their mean squared distance
+  gets there from anywhere. For Prototypical Net (Snell et al. 2017).
+- `relations`: the same class means, compared with a query by a network that is learned too. For Relation Net (Sung et
+  al. 2018).
+
+Targets that are whole numbers make a task a classification, others a regression.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PyTree
+from scipy import stats
+
+import bilax
+from bilax.datasets.episodes import Episode
+from bilax.gradient.phi import tasks_at_once
+from bilax.models import Dense
+
+Penalty = Callable[["Linear"], Any]
+Network = Callable[[Array], Float[Array, "n features"]]
+
+
+class Linear(NamedTuple):
+    """A linear classifier, or a linear map to values."""
+
+    weight: Float[Array, "features outputs"]
+    bias: Float[Array, " outputs"]
+
+    def __call__(self, features: Float[Array, "n features"]) -> Float[Array, "n outputs"]:
+        return features @ self.weight + self.bias
+
+
+class Features(NamedTuple):
+    """What the objectives of one task see of the representation."""
+
+    support: Float[Array, "n features"]
+    query: Float[Array, "m features"]
+
+
+class Learner(NamedTuple):
+    """A problem for one task, where it starts, and the problem of a test, whose leader's objective is the score."""
+
+    problem: bilax.Problem
+    test: bilax.Problem
+    predict: Callable[..., Array]
+    """(what is seen of x, y, task) to a row of scores, or of values, for each query"""
+    x0: PyTree
+    y0: PyTree
+
+
+def no_penalty(head: Linear) -> float:
+    """f is the loss alone."""
+    return 0.0
+
+
+class LqPenalty(eqx.Module):
+    """The non-convex penalty of the paper's footnote, (‖w‖₂ + ε)^(q/2), times a weight.
+
+    With `elementwise` it is the usual smoothed ℓ_q, the sum of (w_i² + ε²)^(q/2). Here w is the classifier's weight
+    matrix and bias.
+    """
+
+    q: float = 0.5
+    epsilon: float = 1e-3
+    weight: float = 1.0
+    elementwise: bool = False
+
+    def __check_init__(self):
+        if not 0 < self.q < 1:
+            raise ValueError(f"q must lie strictly between 0 and 1, got {self.q}.")
+        for name in ("epsilon", "weight"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+
+    def __call__(self, head: Linear) -> Any:
+        if self.elementwise:
+            return self.weight * sum(jnp.sum((w**2 + self.epsilon**2) ** (self.q / 2)) for w in head)
+        squared = sum(jnp.sum(w**2) for w in head)
+        # √ has no derivative at 0, where classifiers start; the norm's is taken as 0 there.
+        norm = jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
+        return self.weight * (norm + self.epsilon) ** (self.q / 2)
+
+
+def heads(network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty) -> Learner:
+    """One linear classifier per task on a shared representation; `example` holds inputs (n, ...) of one task."""
+
+    def predict(seen: Features, y: Linear, task: Episode) -> Array:
+        return y(seen.query)
+
+    def lower(seen: Features, y: Linear, task: Episode) -> Any:
+        return loss(y(seen.support), task.support_targets) + penalty(y)
+
+    return _learner(predict, lower, _features, network, linear(network, example, outputs))
+
+
+def networks(
+    network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty, in_samples: bool = False
+) -> Learner:
+    """Each task adapts the whole network and the classifier; their common start is all there is to learn.
+
+    With `in_samples` each step of a training task adapts to another M-shot sample of it, the queries included. This is
+    for Reptile: it learns from the adaptation and nothing else, and what it learns of generalising is that a step on
+    one sample should help another (Nichol et al. 2018, Section 5).
+    """
+
+    def predict(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Array:
+        body, head = y
+        return head(_features(body, task).query)
+
+    def lower(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
+        body, head = y
+        return loss(head(body(task.support)), task.support_targets) + penalty(head)
+
+    def lower_at(k: Any, x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
+        return lower(x, y, sample(task, k, outputs))
+
+    found = _learner(predict, lower, None, (), (network, linear(network, example, outputs)))
+    return found._replace(problem=dataclasses.replace(found.problem, lower_at=lower_at)) if in_samples else found
+
+
+def sample(task: Episode, k: Any, way: int) -> Episode:
+    """The task with other examples to learn from: the k-th sample, as large as the support, of support and queries.
+
+    Samples have equally many examples of each class and none in common; sample 0 is the support itself, and after the
+    last one they begin anew.
+    """
+    classes = way if _is_classification(task.support_targets) else 1
+
+    def by_class(targets: Array) -> Array:
+        order = jnp.argsort(targets, stable=True) if classes > 1 else jnp.arange(len(targets))
+        return order.reshape(classes, -1)
+
+    support, query = by_class(task.support_targets), by_class(task.query_targets)
+    shots, samples = support.shape[1], 1 + query.shape[1] // support.shape[1]
+    rows = jnp.concatenate([support, len(task.support) + query], 1)
+    rows = jax.lax.dynamic_slice_in_dim(rows, k % samples * shots, shots, 1).reshape(-1)
+    return task._replace(
+        support=jnp.concatenate([task.support, task.query])[rows],
+        support_targets=jnp.concatenate([task.support_targets, task.query_targets])[rows],
+    )
+
+
+def prototypes(network: Network, example: Array, way: int) -> Learner:
+    """Classes are where their features are on average; a query belongs to the nearest. To be run by `rhg(1, 1.0)`."""
+
+    def predict(seen: Features, y: Array, task: Episode) -> Array:
+        return -jnp.sum((seen.query[:, None] - y) ** 2, axis=2)
+
+    return _learner(predict, _distance, _features, network, _means(network, example, way))
+
+
+class Relation(eqx.Module):
+    """How much a query's features are related to a class's, between 0 and 1: dense layers of 64 and 8 on both.
+
+    The original has two convolutions before them, for features that are still pictures.
+    """
+
+    layers: Dense
+    last: Linear
+
+    def __init__(self, features: int, key: Array):
+        keys = jax.random.split(key)
+        self.layers = Dense(2 * features, (64, 8), keys[0])
+        self.last = Linear(0.5 * jax.random.normal(keys[1], (8, 1), jnp.float32), jnp.zeros(1, jnp.float32))
+
+    def __call__(self, query: Float[Array, "m features"], means: Float[Array, "way features"]) -> Float[Array, "m way"]:
+        shape = (len(query), *means.shape)
+        both = [jnp.broadcast_to(part, shape) for part in (means[None], query[:, None])]
+        pairs = jnp.concatenate(both, axis=2).reshape(-1, 2 * means.shape[1])
+        return jax.nn.sigmoid(self.last(self.layers(pairs))).reshape(len(query), len(means))
+
+
+class Related(NamedTuple):
+    """What the objectives of Relation Net see."""
+
+    support: Float[Array, "n features"]
+    query: Float[Array, "m features"]
+    relation: Relation
+
+
+def relations(network: Network, example: Array, way: int, key: Array) -> Learner:
+    """A query belongs to the class it is most related to; trained on the squared error. To be run by `rhg(1, 1.0)`."""
+
+    def context(x: tuple[Network, Relation], task: Episode) -> Related:
+        return Related(*_features(x[0], task), x[1])
+
+    def predict(seen: Related, y: Array, task: Episode) -> Array:
+        return seen.relation(seen.query, y)
+
+    def squared_error(scores: Array, targets: Array) -> Array:
+        return jnp.mean((scores - jax.nn.one_hot(targets, way, dtype=scores.dtype)) ** 2)
+
+    y0 = _means(network, example, way)
+    x0 = (network, Relation(y0.shape[1], key))
+    return _learner(predict, _distance, context, x0, y0, squared_error)
+
+
+def _distance(seen: Any, y: Array, task: Episode) -> Any:
+    # Every class has as many examples, so the step of length 1 ends at the class means exactly.
+    shots = len(task.support_targets) // len(y)
+    return 0.5 * jnp.sum((seen.support - y[task.support_targets]) ** 2) / shots
+
+
+def _means(network: Network, example: Array, way: int) -> Array:
+    return jnp.zeros((way, jax.eval_shape(network, example).shape[1]), jnp.float32)
+
+
+def linear(network: Network, example: Array, outputs: int) -> Linear:
+    """The classifier that answers nothing yet."""
+    features = jax.eval_shape(network, example).shape[1]
+    return Linear(jnp.zeros((features, outputs), jnp.float32), jnp.zeros(outputs, jnp.float32))
+
+
+def loss(predictions: Array, targets: Array) -> Float[Array, ""]:
+    """Mean cross-entropy of scores (n, classes) for whole numbers (n,), else half the mean squared error."""
+    if _is_classification(targets):
+        return optax.softmax_cross_entropy_with_integer_labels(predictions, targets).mean()
+    return 0.5 * jnp.mean((predictions - targets) ** 2)
+
+
+def score(predictions: Array, targets: Array) -> Float[Array, ""]:
+    """The share of right answers for whole numbers, else the mean squared error."""
+    if _is_classification(targets):
+        return jnp.mean(jnp.argmax(predictions, axis=1) == targets, dtype=predictions.dtype)
+    return jnp.mean((predictions - targets) ** 2)
+
+
+def _is_classification(targets: Array) -> bool:
+    return jnp.issubdtype(targets.dtype, jnp.integer)
+
+
+class Score(NamedTuple):
+    """A mean over test tasks with its 95 % interval: mean ± half."""
+
+    mean: float
+    half: float
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.half:.4f}"
+
+
+def evaluate(
+    learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, batches: Iterable[tuple[Episode]], tasks: int = 600
+) -> Score:
+    """The score of y_K on the queries of at least `tasks` tasks, each learnt from z by `method`'s K and α.
+
+    Neither truncation nor aggregation can be had where the queries' answers are not known.
+    """
+    phi = bilax.approximate(learner.test, unaided(method))
+    found: list[np.ndarray] = []
+    for (episode,) in batches:
+        found.append(np.asarray(_each_task(phi, x, z, episode), float))
+        if sum(map(len, found)) >= tasks:
+            break
+    return interval(np.concatenate(found))
+
+
+def interval(scores: np.ndarray) -> Score:
+    """The mean of the tasks' scores with its 95 % interval, by Student's t."""
+    half = stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)
+    return Score(float(scores.mean()), float(half), len(scores))
+
+
+def unaided(method: bilax.Method) -> bilax.Method:
+    """The method's K steps on f without what looks at F: y_K is taken, and aggregated steps become plain descent."""
+    dynamics = method.dynamics
+    if isinstance(dynamics, bilax.Aggregated):
+        dynamics = bilax.GradientDescent(dynamics.step_size)
+    return bilax.Method(method.inner_steps, dynamics)
+
+
+@eqx.filter_jit
+def answers(learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, task: Episode) -> Array:
+    """A row of scores, or of values, for each query of one task, learnt from z; its query_targets are not looked at."""
+    unknown = task._replace(query_targets=jnp.zeros_like(task.query_targets))
+    y = bilax.approximate(learner.test, unaided(method))(x, z, unknown)[1].y_last
+    context = learner.problem.context
+    return learner.predict(x if context is None else context(x, unknown), y, unknown)
+
+
+@eqx.filter_jit
+def _each_task(phi: bilax.Phi, x: PyTree, z: PyTree, episode: Episode) -> Array:
+    return jax.lax.map(lambda task: phi(x, z, task)[0], episode, batch_size=tasks_at_once(episode))
+
+
+def _features(network: Network, task: Episode) -> Features:
+    # Support and query go through the network together, so batch statistics are those of the whole task.
+    features = network(jnp.concatenate([task.support, task.query]))
+    return Features(features[: len(task.support)], features[len(task.support) :])
+
+
+def _learner(
+    predict: Callable[..., Array],
+    lower: Callable[..., Any],
+    context: Any,
+    x0: PyTree,
+    y0: PyTree,
+    loss: Callable[[Array, Array], Array] = loss,
+) -> Learner:
+    def upper(seen: Any, y: Any, task: Episode) -> Any:
+        return loss(predict(seen, y, task), task.query_targets)
+
+    def test(seen: Any, y: Any, task: Episode) -> Any:
+        return score(predict(seen, y, task), task.query_targets)
+
+    problem = bilax.Problem(upper, lower, context=context)
+    return Learner(problem, dataclasses.replace(problem, upper=test), predict, x0, y0)

@@ -1,0 +1,362 @@
+"""`bilax run few-shot`: one method on one data set, trained on some classes and tested on others.
+
+A run folder also gets learned.eqx, the network and the start of the classifiers that did best on the validation
+classes (or the last ones), and episode.png, a test task with its answers.
+"""
+
+import dataclasses
+import functools
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+import bilax
+from bilax.app.cli import nearest, refuse
+from bilax.app.run_folder import write_whole
+from bilax.app.show import Arg, plt, steps
+from bilax.datasets import DataError
+from bilax.datasets.classes import Splits
+from bilax.datasets.episodes import Episode, Episodes, Sinusoids, load_digit_tasks
+from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet
+from bilax.datasets.omniglot import load_omniglot
+from bilax.experiments.few_shot import learners as few_shot
+from bilax.experiments.few_shot.learners import Learner, LqPenalty
+from bilax.experiments.runner import EXIT_CODES, Run, Setup
+from bilax.models import ConvNet4, Dense, ResNet12
+
+WHOLE = {"maml": bilax.maml, "fomaml": bilax.fomaml, "reptile": bilax.reptile}
+"""methods in which each task adapts the whole network"""
+MEANS = ("protonet", "relation-net")
+"""methods whose follower is solved by one step"""
+VALIDATION_SEED, TEST_SEED = 2**30, 2**31
+"""of the validation and test tasks, the same for all methods and seeds"""
+TEST_BATCH = 20
+
+
+@dataclasses.dataclass
+class FewShot(Run):
+    """N-way M-shot learning: a shared representation, and one linear classifier per task (the paper's Section 4.2).
+
+    Methods are protonet, relation-net, maml, fomaml, reptile, anil (which is ia-gm) and iaptt-gm, ia-gm, ia-gm-a, rhg,
+    t-rhg, fhg, bda, ls, ns.
+    The first two's follower is solved by one step whatever K and α are. Training, validation and test classes differ;
+    the result is the mean over test tasks with its 95 % interval, for what did best in validation (every
+    --validate-every outer steps; the run ends after --patience steps without one that is better by --gain).
+    """
+
+    method: Annotated[
+        str, Arg(help="iaptt-gm, ia-gm, anil, rhg, t-rhg, bda, maml, fomaml, reptile, protonet, relation-net, ...")
+    ] = "iaptt-gm"
+    inner_steps: Annotated[int, Arg(help="K, follower steps per outer step")] = 10
+    step_size: Annotated[float, Arg(help="α, the follower's step")] = 0.1
+    outer_steps: Annotated[int, Arg(help="T, outer steps")] = 2000
+    rate: Annotated[float, Arg(help="the outer step for x (and z)")] = 1e-3
+    optimizer: Annotated[Literal["sgd", "adam"], Arg(help="of the outer loop")] = "adam"
+    dataset: Annotated[
+        Literal["digits", "sinusoid", "omniglot", "mini-imagenet", "tiered-imagenet", "folder"],
+        Arg(help="the first two need no files; folder is your own pictures, one folder per class"),
+    ] = "digits"
+    folder: Annotated[Path | None, Arg(help="where the data set is; Omniglot is also looked for in BILAX_DATA")] = None
+    rotations: Annotated[bool, Arg(help="omniglot: quarter turns of training characters as extra classes")] = False
+    distortions: Annotated[bool, Arg(help="turn, shear, scale and shift training pictures a little")] = False
+    backbone: Annotated[Literal["convnet4", "resnet12"], Arg(help="for pictures")] = "convnet4"
+    filters: Annotated[int | None, Arg(help="k; 32 for convnet4 and 48 for resnet12 by default")] = None
+    feature_scale: Annotated[float, Arg(help="convnet4: factor of the features at the start, learned from there")] = 1.0
+    way: Annotated[int, Arg(help="N, classes per task")] = 5
+    shots: Annotated[int, Arg(help="M, examples of each class to learn from (in all, for sinusoids)")] = 1
+    queries: Annotated[int, Arg(help="examples of each class to be judged by (in all, for sinusoids)")] = 15
+    meta_batch: Annotated[int | None, Arg(help="tasks per outer step; 4, or 2 for resnet12, by default")] = None
+    penalty: Annotated[
+        Literal["none", "footnote", "elementwise"],
+        Arg(help="ℓ_q penalty of the classifier: as the paper's footnote prints it, or summed over weights"),
+    ] = "none"
+    penalty_weight: Annotated[float, Arg(help="factor of the penalty")] = 1.0
+    penalty_q: Annotated[float, Arg(help="q of the penalty")] = 0.5
+    penalty_epsilon: Annotated[float, Arg(help="ε of the penalty")] = 1e-3
+    validate_every: Annotated[int | None, Arg(help="outer steps between validations; none by default")] = None
+    validation_tasks: Annotated[int, Arg(help="tasks of each validation at the least")] = 200
+    patience: Annotated[int | None, Arg(help="end after so many outer steps without a better validation")] = None
+    gain: Annotated[float, Arg(help="by how much a validation must be better for --patience to begin anew")] = 0.0
+    minutes: Annotated[float | None, Arg(help="of training at the most, what was done before --resume included")] = None
+    test_tasks: Annotated[int, Arg(help="tasks of the final test at the least")] = 600
+    name = "few-shot"
+    free = (*Run.free, "folder", "minutes", "patience", "gain", "test_tasks")
+
+    def make_method(self) -> bilax.Method:
+        recipes = {**WHOLE, "anil": bilax.ia_gm}
+        shared = [name.replace("_", "-") for name in bilax.RECIPES if name not in (*WHOLE, "one_step")]
+        known = [*shared, *recipes, *MEANS]
+        if self.method not in known:
+            refuse(f"bilax run {self.name}: unknown method '{self.method}': {nearest(self.method, known)}")
+        if self.start == "warm":
+            refuse(f"bilax run {self.name}: --start warm has no meaning for tasks that change; use fixed or auxiliary.")
+        if self.start is not None and self.method in (*WHOLE, *MEANS):
+            refuse(f"bilax run {self.name}: --start is not for {self.method}, which has a start of its own.")
+        for name in ("filters", "validate_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = name.replace("_", "-")
+                refuse(f"bilax run {self.name}: --{option} must be at least 1, got {value}.")
+        if self.rotations and self.dataset != "omniglot":
+            refuse(f"bilax run {self.name}: --rotations is for omniglot.")
+        if self.dataset == "sinusoid":
+            for name in ("distortions", "backbone", "filters", "feature_scale", "way"):
+                if getattr(self, name) != getattr(FewShot, name):
+                    refuse(f"bilax run {self.name}: --{name.replace('_', '-')} is for pictures.")
+        if self.patience is not None and self.validate_every is None:
+            refuse(f"bilax run {self.name}: --patience needs --validate-every.")
+        if self.gain != 0 and self.patience is None:
+            refuse(f"bilax run {self.name}: --gain needs --patience.")
+        if self.minutes is not None and not self.minutes >= 0:
+            refuse(f"bilax run {self.name}: --minutes must not be negative, got {self.minutes}.")
+        if not self.gain >= 0:
+            refuse(f"bilax run {self.name}: --gain must not be negative, got {self.gain}.")
+        if self.method in MEANS:
+            return bilax.rhg(1, 1.0)
+        if self.method not in recipes:
+            return super().make_method()
+        try:
+            parts: Any = {} if self.start is None else {"start": self.start}
+            return recipes[self.method](self.inner_steps, self.step_size, **parts)
+        except (ValueError, TypeError) as error:
+            refuse(f"bilax run {self.name}: {error}")
+
+    def setup(self, seed: int) -> Setup:
+        try:
+            learner = self.learner(seed)
+            tasks = self.meta_batch if self.meta_batch is not None else 2 if self.backbone == "resnet12" else 4
+            data = self.batches("train", seed, tasks)
+            # What is wrong with the others should be told now, not after training.
+            self.batches("test", TEST_SEED, TEST_BATCH)
+            if self.validate_every is not None:
+                self.batches("validation", VALIDATION_SEED, TEST_BATCH)
+        except (OSError, ValueError) as error:
+            refuse(f"bilax run {self.name}: {error}")
+        return Setup(learner.problem, learner.x0, learner.y0, data, tasks=True)
+
+    def saving(self, folder: Path) -> bilax.Saving:
+        # Chunks end where a checkpoint is due, so validations fall on the same steps in every run.
+        return dataclasses.replace(super().saving(folder), every_steps=self.validate_every)
+
+    def time_limit(self) -> float | None:
+        return None if self.minutes is None else 60 * self.minutes
+
+    def train(self) -> dict[str, Any]:
+        """Runs the first seed, going on where an earlier run in --out was broken off, and returns its result."""
+        assert self.out is not None
+        config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
+        _, result = config._run_one(config.make_method(), self.seed[0], self.out)
+        return result | {"validation": read_validation(self.out), "data_tag": config.data_tag()}
+
+    def data_tag(self) -> str | None:
+        return None if self.dataset == "sinusoid" else self.splits.tag()
+
+    def callbacks(self, seed: int, folder: Path) -> list[Any]:
+        if self.validate_every is None:
+            return []
+        batches = self.batches("validation", VALIDATION_SEED, TEST_BATCH)
+        sign = -1 if self.dataset == "sinusoid" else 1
+        learner, method = self.learner(seed), self.make_method()
+
+        def validate(x: PyTree, z: PyTree) -> float:
+            try:
+                return sign * few_shot.evaluate(learner, method, x, z, batches, self.validation_tasks).mean
+            except DataError as error:  # which would be a mere warning, and nothing would be validated
+                refuse(f"bilax run {self.name}: {error}")
+
+        return [Validation(validate, folder, self.validate_every, self.patience, self.gain)]
+
+    def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
+        if not last_gain(read_validation(folder)):
+            save_learned(folder, (solution.x, solution.z))
+        if solution.status in EXIT_CODES:
+            return {}  # who breaks a run off does not wait for its test
+        learner, method = self.learner(0), self.make_method()
+        x, z = load_learned(folder, (learner.x0, learner.y0))
+        test = self.batches("test", TEST_SEED, TEST_BATCH)
+        found = tested(learner, method, x, z, test, self.test_tasks)
+        if isinstance(test, Episodes):
+            task = Episode(*(field[0] for field in test.batch(0)))
+            write_whole(folder / "episode.png", draw_episode(task, few_shot.answers(learner, method, x, z, task)))
+        what = "test error" if self.dataset == "sinusoid" else "test accuracy"
+        return {what: found.mean, "± (95 %)": found.half, "test tasks": found.tasks}
+
+    def batches(self, part: Literal["train", "validation", "test"], seed: int, tasks: int) -> Episodes | Sinusoids:
+        """Tasks of one part of the classes."""
+        if self.dataset == "sinusoid":
+            return Sinusoids(self.shots, self.queries, tasks, seed)
+        distorted = self.distortions and part == "train"
+        try:
+            return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed, distorted)
+        except DataError as error:
+            split = (
+                self.dataset == "folder" and " Without train/, val/ and test/, a fifth of the classes is for the test."
+            )
+            raise DataError(f"{part} classes: {error}{split or ''}") from error
+
+    @functools.cached_property
+    def splits(self) -> Splits:
+        """The classes of the data set."""
+        if self.dataset == "digits":
+            return load_digit_tasks()
+        if self.dataset == "omniglot":
+            return load_omniglot(self.folder, rotations=self.rotations)
+        if self.folder is None:
+            raise DataError(f"--dataset {self.dataset} needs --folder, where its files are.")
+        load = {"mini-imagenet": load_mini_imagenet, "tiered-imagenet": load_tiered_imagenet, "folder": load_folder}
+        return load[self.dataset](self.folder)
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | ({} if self.dataset == "sinusoid" else {"shape": self.splits.train.shape})
+
+    def learner(self, seed: int, shape: tuple[int, int, int] | None = None) -> Learner:
+        """The learner that the method needs, with a network drawn from the seed, for pictures of the data's shape."""
+        key = jax.random.key(seed)
+        if self.dataset == "sinusoid":
+            network, example, outputs = Dense(1, (40, 40), key, size=5.0), jnp.zeros((2, 1), jnp.float32), 1
+        else:
+            make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
+            shape = shape or self.splits.train.shape
+            filters = filters if self.filters is None else self.filters
+            network = make(shape[2], filters, key)
+            if self.feature_scale != 1:
+                network = self._scaled(network)
+            example, outputs = jnp.zeros((2, *shape), jnp.float32), self.way
+        if self.method in MEANS:
+            if self.dataset == "sinusoid" or self.penalty != "none":
+                raise DataError(f"{self.method} has no classifier to penalise and needs classes; sinusoids have none.")
+            if self.method == "protonet":
+                return few_shot.prototypes(network, example, outputs)
+            return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1))
+        if self.method in WHOLE:
+            return few_shot.networks(network, example, outputs, self._penalty(), in_samples=self.method == "reptile")
+        return few_shot.heads(network, example, outputs, self._penalty())
+
+    def _scaled(self, network: Any) -> Any:
+        if not isinstance(network, ConvNet4) or not self.feature_scale > 0:
+            raise DataError("--feature-scale is for convnet4, and positive.")
+        return eqx.tree_at(
+            lambda n: n.blocks[-1].normalization.scale, network, replace_fn=lambda s: s * self.feature_scale
+        )
+
+    def _penalty(self) -> few_shot.Penalty:
+        if self.penalty == "none":
+            return few_shot.no_penalty
+        return LqPenalty(self.penalty_q, self.penalty_epsilon, self.penalty_weight, self.penalty == "elementwise")
+
+
+def tested(
+    learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, batches: Iterable[tuple[Episode]], tasks: int
+) -> few_shot.Score:
+    """`few_shot.evaluate` with a progress bar."""
+    with steps(math.ceil(tasks / TEST_BATCH), "testing") as advance:
+
+        def watched():
+            for batch in batches:
+                yield batch
+                advance()
+
+        return few_shot.evaluate(learner, method, x, z, watched(), tasks)
+
+
+LEARNED, VALIDATION = "learned.eqx", "validation.json"
+
+
+def save_learned(folder: Path, learned: PyTree) -> None:
+    """Writes (x, z), whole or not at all."""
+    buffer = io.BytesIO()
+    eqx.tree_serialise_leaves(buffer, learned)
+    write_whole(folder / LEARNED, buffer.getvalue())
+
+
+def load_learned(folder: Path, like: PyTree) -> PyTree:
+    """Reads (x, z) of the shape of `like`."""
+    path = folder / LEARNED
+    if not path.exists():
+        raise DataError(f"{path} does not exist: `bilax run few-shot` writes it when a run ends.")
+    try:
+        return eqx.tree_deserialise_leaves(path, like)
+    except Exception as error:  # a damaged file can fail in many ways inside equinox and numpy
+        raise DataError(f"{path}: is damaged, or of another run than config.json ({error}).") from error
+
+
+class Validation:
+    """A callback that validates every so many outer steps, keeps the best (x, z) in the run folder, may end the run.
+
+    What it knows is in the folder, so that a resumed run goes on with it.
+    """
+
+    def __init__(self, validate: Any, folder: Path, every: int, patience: int | None, gain: float = 0.0):
+        self.validate, self.folder, self.every, self.patience, self.gain = validate, folder, every, patience, gain
+        self.seen = read_validation(folder)
+
+    def __call__(self, state: Any, history: Any) -> bool:
+        step = int(state.step)
+        if step % self.every:
+            return False
+        if step not in dict(self.seen):
+            self.seen.append((step, self.validate(state.x, state.z)))
+            if last_gain(self.seen) == step:
+                save_learned(self.folder, (state.x, state.z))
+            write_whole(self.folder / VALIDATION, json.dumps(self.seen).encode())
+        return self.patience is not None and step - last_gain(self.seen, self.gain) >= self.patience
+
+
+def read_validation(folder: Path) -> list[tuple[int, float]]:
+    """(outer step, value) of each validation of a run."""
+    path = folder / VALIDATION
+    return [(int(step), float(value)) for step, value in json.loads(path.read_text())] if path.exists() else []
+
+
+def last_gain(validation: Sequence[Sequence[int | float]], gain: float = 0.0) -> int:
+    """The last step of (step, value) that was better by more than `gain` than the one before that was.
+
+    What single precision cannot tell apart is no gain; with `gain` 0 it is the step of the best value.
+    """
+    mark, at = -math.inf, 0
+    for step, value in validation:
+        if round(value - mark, 6) > gain:
+            mark, at = value, int(step)
+    return at
+
+
+def draw_episode(task: Episode, scores: Any, per_class: int = 10) -> bytes:
+    """A PNG: in each row a class, its examples on the left, its queries on the right with what they were taken for."""
+    pyplot = plt()
+    support, query = np.asarray(task.support), np.asarray(task.query)
+    labels, truths = np.asarray(task.support_targets), np.asarray(task.query_targets)
+    said = np.argmax(np.asarray(scores), axis=1)
+    way, shots = int(labels.max()) + 1, int(np.bincount(labels).max())
+    columns = shots + min(per_class, int(np.bincount(truths).max()))
+    figure, axes = pyplot.subplots(
+        way, columns, figsize=(0.75 * columns + 0.6, 0.85 * way + 0.7), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.set_visible(False)
+    for c in range(way):
+        shown = [(picture, "black", "") for picture in support[labels == c]]
+        for picture, guess in list(zip(query[truths == c], said[truths == c], strict=True))[: columns - shots]:
+            right = guess == c
+            shown.append((picture, "tab:green" if right else "tab:red", "" if right else f"as {guess + 1}"))
+        for axis, (picture, colour, words) in zip(axes[c], shown, strict=False):
+            axis.set_visible(True)
+            axis.imshow(picture[..., 0] if picture.shape[-1] == 1 else picture, cmap="gray_r", vmin=0, vmax=1)
+            axis.set_title(words, fontsize=7, color=colour, pad=1)
+            axis.spines[:].set(visible=True, color=colour, linewidth=2)
+        axes[c, 0].set_ylabel(f"class {c + 1}", fontsize=8)
+    right = float(np.mean(said == truths))
+    figure.suptitle(f"black: learnt from; green: right; red: wrong ({100 * right:.0f} % of queries right)", fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    pyplot.close(figure)
+    return buffer.getvalue()

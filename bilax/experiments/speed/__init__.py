@@ -1,0 +1,1 @@
+"""What bilax costs."""

@@ -1,0 +1,1 @@
+"""The paper's lemmas and theorems, measured."""

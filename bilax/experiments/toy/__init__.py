@@ -1,0 +1,1 @@
+"""The paper's non-convex numerical example."""

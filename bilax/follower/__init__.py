@@ -1,0 +1,1 @@
+"""How the follower moves, and what is kept of its way."""

@@ -1,0 +1,168 @@
+"""The follower's trajectory: unroll it, choose an iterate, sweep back along it.
+
+States are s_0, …, s_K and iterates y_k = point(s_k). The chosen index k̄ runs from 1 to K.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from bilax.problem.problem import Follower
+
+
+class Last(eqx.Module):
+    """Choose y_K."""
+
+
+class ArgMax(eqx.Module):
+    """Choose y_k̄ with k̄ the first k in 1..K that maximises `score(follower, y_k)`."""
+
+    score: Callable[[Follower, PyTree], Any]
+
+
+def pessimistic() -> ArgMax:
+    """Pessimistic trajectory truncation (Algorithm 1): k̄ = argmax over k of F(x, y_k)."""
+    return ArgMax(_upper)
+
+
+def _upper(follower: Follower, y: PyTree) -> Any:
+    return follower.upper(y)
+
+
+class Unrolling(NamedTuple):
+    """How a method runs its follower: the step as a pure function, and which iterate counts."""
+
+    step: Callable[[Any, PyTree, PyTree], PyTree]
+    """step(k, params, state) -> state"""
+    score: Callable[[PyTree, PyTree], Any] | None
+    """score(params, state) -> scalar; None chooses the last state"""
+    length: int
+
+
+class Trajectory(NamedTuple):
+    """What is kept of one run of the follower."""
+
+    chosen: PyTree
+    """s_k̄"""
+    last: PyTree
+    """s_K"""
+    k_bar: Any
+    """k̄; a Python int where it is K always"""
+    heads: PyTree
+    """s_0, s_m, s_2m, … with m = `every`, stacked; None where nothing was kept"""
+    every: int | None
+
+
+def unroll(run: Unrolling, params: PyTree, state: PyTree, every: int | None = None) -> Trajectory:
+    """Runs K steps from `state`, keeping every `every`-th state (none by default)."""
+    count = run.length
+    if every == 1:
+        return _unroll_all(run, params, state)
+
+    def body(k, carry):
+        state, best = carry
+        state = run.step(k, params, state)
+        if run.score is None:
+            return state, best
+        chosen, top, k_bar = best
+        score = run.score(params, state)
+        # A NaN must win, as it does in argmax, so that it is seen and not skipped.
+        better = ~(score <= top) & ~jnp.isnan(top) | (k == 0)
+        chosen = jax.tree.map(lambda new, old: jnp.where(better, new, old), state, chosen)
+        return state, (chosen, jnp.where(better, score, top), jnp.where(better, k + 1, k_bar))
+
+    best = None
+    if run.score is not None:
+        best = state, jnp.zeros_like(run.score(params, state)), jnp.zeros((), int)
+    carry, heads = (state, best), None
+    if every is None:
+        carry = jax.lax.fori_loop(0, count, body, carry)
+    else:
+
+        def segment(carry, start):
+            end = jnp.minimum(start + every, count)
+            return jax.lax.fori_loop(start, end, body, carry), carry[0]
+
+        carry, heads = jax.lax.scan(segment, carry, jnp.arange(0, count, every))
+    last, best = carry
+    chosen, k_bar = (last, count) if best is None else (best[0], best[2])
+    return Trajectory(chosen, last, k_bar, heads, every)
+
+
+def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
+    def body(state, k):
+        after = run.step(k, params, state)
+        return after, (state, None if run.score is None else run.score(params, after))
+
+    last, (heads, scores) = jax.lax.scan(body, state, jnp.arange(run.length))
+    if scores is None:
+        return Trajectory(last, last, run.length, heads, 1)
+    k_bar = jnp.argmax(scores) + 1
+    chosen = jax.tree.map(
+        lambda kept, end: jnp.where(k_bar == run.length, end, kept[jnp.minimum(k_bar, run.length - 1)]), heads, last
+    )
+    return Trajectory(chosen, last, k_bar, heads, 1)
+
+
+def replay(run: Unrolling, params: PyTree, state: PyTree, k_bar: Any) -> PyTree:
+    """s_k̄ from s_0 for a given k̄, keeping nothing."""
+    return jax.lax.fori_loop(0, k_bar, lambda k, s: run.step(k, params, s), state)
+
+
+def sweep(
+    run: Unrolling, params: PyTree, trajectory: Trajectory, state_bar: PyTree, stop: Any
+) -> tuple[PyTree, PyTree]:
+    """Pulls a cotangent of s_k̄ back to step `stop`: returns those of `params` and of s_stop.
+
+    The loop's trip count is k̄ − stop, known only when it runs, so truncation saves real time. `params` is
+    the differentiated part of the parameters; `run.step` holds the rest.
+    """
+    params_bar = jax.tree.map(jnp.zeros_like, params)
+
+    def sweep_between(low, high, state_at, bars):
+        def body(i, bars):
+            params_bar, state_bar = bars
+            k = high - 1 - (i - low)
+            moving, rest = eqx.partition(state_at(k), eqx.is_inexact_array)
+
+            def step(params, moving):
+                return eqx.filter(run.step(k, params, eqx.combine(moving, rest)), eqx.is_inexact_array)
+
+            params_add, state_bar = jax.vjp(step, params, moving)[1](state_bar)
+            return jax.tree.map(jnp.add, params_bar, params_add), state_bar
+
+        return jax.lax.fori_loop(low, high, body, bars)
+
+    every, heads = trajectory.every, trajectory.heads
+    assert every is not None
+    if every == 1:
+        return sweep_between(stop, trajectory.k_bar, lambda k: _index(heads, k), (params_bar, state_bar))
+
+    def segment(i, bars):
+        j = first + last - i
+        start = j * every
+
+        def keep(state, k):
+            # Steps past k̄ are computed for a fixed shape and never read.
+            return run.step(k, params, state), state
+
+        _, states = jax.lax.scan(keep, _index(heads, j), start + jnp.arange(every))
+        low, high = jnp.maximum(start, stop), jnp.minimum(start + every, trajectory.k_bar)
+        return sweep_between(low, high, lambda k: _index(states, k - start), bars)
+
+    first, last = stop // every, (trajectory.k_bar - 1) // every
+    return jax.lax.fori_loop(first, last + 1, segment, (params_bar, state_bar))
+
+
+def segment_length(count: int) -> int:
+    """√K, the spacing of checkpoints that keeps about 2√K states alive at once."""
+    return max(1, math.isqrt(count - 1) + 1)
+
+
+def _index(tree: PyTree, k: Any) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, k, keepdims=False), tree)

@@ -1,0 +1,1 @@
+"""φ(x, z), and how it is differentiated."""

@@ -1,0 +1,1 @@
+"""What `solve` runs: anything with `init`, `step` and `point`."""

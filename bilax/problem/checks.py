@@ -1,0 +1,83 @@
+"""Checks of what a user hands in: they run where the call is made and name the argument and the remedy."""
+
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from bilax.problem.problem import Problem
+from bilax.problem.sets import Set
+
+
+def check_point(name: str, point: PyTree, *, may_be_empty: bool = False) -> PyTree:
+    """`point` with its leaves as float arrays; refuses integers, empty arrays and empty trees."""
+    leaves = jax.tree_util.tree_leaves_with_path(point)
+    if not leaves and not may_be_empty:
+        raise ValueError(f"{name} holds no arrays: the follower needs at least one variable.")
+    for path, leaf in leaves:
+        where = name + jax.tree_util.keystr(path)
+        try:
+            array = jnp.asarray(leaf)
+        except TypeError:
+            raise TypeError(f"{where} is {leaf!r}, not an array. Keep only arrays in {name}.") from None
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(
+                f"{where} has dtype {array.dtype}: derivatives need floating numbers. Write 1.0 for 1, or use "
+                "jnp.asarray(v, float)."
+            )
+        if array.size == 0:
+            raise ValueError(f"{where} is empty (shape {array.shape}). Leave it out of the tree.")
+    return jax.tree.map(jnp.asarray, point)
+
+
+def check_inside(name: str, point: PyTree, a_set: Set) -> PyTree:
+    """`point`, projected with a warning where it lies outside its set."""
+    try:
+        projected = a_set.project(point)
+    except Exception as error:
+        raise ValueError(f"{name} does not fit its set {a_set}: {error}") from error
+    check_same(f"{a_set}.project({name})", projected, name, point)
+    pairs = zip(jax.tree.leaves(point), jax.tree.leaves(projected), strict=True)
+    if not all(np.allclose(a, b, rtol=1e-6, atol=1e-12) for a, b in pairs):
+        warnings.warn(f"{name} lies outside its set {a_set}; it was projected onto it.", stacklevel=3)
+    return projected
+
+
+def check_same(name: str, tree: PyTree, other_name: str, other: PyTree) -> None:
+    """Refuses two trees that differ in structure, shape or dtype."""
+    if jax.tree.structure(tree) != jax.tree.structure(other):
+        raise ValueError(
+            f"{name} has structure {jax.tree.structure(tree)}, but {other_name} has {jax.tree.structure(other)}. "
+            "They must be the same."
+        )
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(other), strict=True):
+        if jnp.shape(a) != jnp.shape(b) or jnp.result_type(a) != jnp.result_type(b):
+            where = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"{name}{where} is {jnp.result_type(a)}{list(jnp.shape(a))}, but {other_name}{where} is "
+                f"{jnp.result_type(b)}{list(jnp.shape(b))}. They must be the same."
+            )
+
+
+def check_objectives(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> tuple[PyTree, PyTree]:
+    """x and y as arrays; refuses objectives that do not return one floating number, before anything runs."""
+    x, y = check_point("x", x, may_be_empty=True), check_point("z", y)
+    objectives = {"upper(x, y, *data)": problem.upper, "lower(x, y, *data)": problem.lower}
+    if problem.lower_at is not None:
+        objectives["lower_at(k, x, y, *data)"] = functools.partial(problem.lower_at, jnp.zeros((), int))
+    for name, objective in objectives.items():
+
+        def value(x, y, data, objective=objective):
+            return objective(problem.view(x, *data), y, *data)
+
+        out = jax.eval_shape(value, x, y, data)
+        if not hasattr(out, "shape") or out.shape != ():
+            shape = getattr(out, "shape", jax.tree.structure(out))
+            raise ValueError(f"{name} must return a scalar, got {shape}. Take a mean or a sum over what it returns.")
+        if not jnp.issubdtype(out.dtype, jnp.floating):
+            raise TypeError(f"{name} must return a floating number, got {out.dtype}.")
+    return x, y

@@ -1,0 +1,1 @@
+"""The one outer loop, and all that may happen beside it."""

@@ -1,0 +1,1 @@
+"""Is the answer to be believed?"""
