@@ -1,9 +1,11 @@
 """Reading, finding and fetching data; whatever is wrong is named with its file and place."""
 
+import dataclasses
 import functools
 import gzip
 import hashlib
 import http.server
+import inspect
 import os
 import struct
 import threading
@@ -12,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bilax.datasets import DataError, find, load, read_idx, read_npz
-from bilax.datasets import sources as sources_module
-from bilax.datasets.arrays import check_labels, check_trusted, examples
-from bilax.datasets.commands import DataCheck, DataFetch, DataList
-from bilax.datasets.fetching import download, fetch
-from bilax.datasets.idx import parse_idx, read_pair
-from bilax.datasets.sources import PARTS, SOURCES, Source, cache_folder, candidates, check
+from bilax.app import cli
+from bilax.app.data_command import DataCheck, DataFetch, DataList
+from bilax.datasets import DATA_SETS, DataError, DataSet, find, load, load_classes, read_idx, read_npz, registry
+from bilax.datasets.examples import check_labels, check_trusted, examples
+from bilax.datasets.fetching import download
+from bilax.datasets.idx import PARTS, parse_idx, read_pair
+from bilax.datasets.registry import cache_folder, candidates, check, fetch
+from bilax.experiments.few_shot.run import FewShot
+from tests.test_episodes import numbered
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -51,8 +55,9 @@ def empty_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = four_files()
     hashes = tuple(hashlib.sha256(files[part]).hexdigest() for part in PARTS)
-    for name in SOURCES:
-        monkeypatch.setitem(SOURCES, name, Source(name, (), hashes, (tmp_path / "installed",)))
+    for name in ("mnist", "fashion-mnist"):
+        known = dataclasses.replace(DATA_SETS[name], mirrors=(), sha256=hashes, installed=(tmp_path / "installed",))
+        monkeypatch.setitem(DATA_SETS, name, known)
     return files
 
 
@@ -127,7 +132,7 @@ def test_cache_folder_of_each_platform(monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: Path("home"))
     names = {}
     for platform in ("linux", "darwin", "win32"):
-        monkeypatch.setattr(sources_module.sys, "platform", platform)
+        monkeypatch.setattr(registry.sys, "platform", platform)
         monkeypatch.setenv("LOCALAPPDATA", "local")
         names[platform] = cache_folder().as_posix()
     assert names == {"linux": "home/.cache/bilax", "darwin": "home/Library/Caches/bilax", "win32": "local/bilax/cache"}
@@ -308,7 +313,7 @@ def test_a_missing_file_and_a_dead_server_are_told_apart(empty_machine, serve):
 
 def test_load_fetches_what_is_nowhere(empty_machine, serve, monkeypatch):
     server = serve(packed(empty_machine))
-    monkeypatch.setitem(SOURCES, "mnist", SOURCES["mnist"]._replace(mirrors=(server.address,)))
+    monkeypatch.setitem(DATA_SETS, "mnist", dataclasses.replace(DATA_SETS["mnist"], mirrors=(server.address,)))
     assert len(load("mnist")[0].labels) == 40
 
 
@@ -324,8 +329,76 @@ def test_data_commands(empty_machine, serve, capsys, tmp_path):
     DataFetch("mnist", into=tmp_path / "own", mirror=server.address).main()
     DataCheck("mnist", folder=tmp_path / "own").main()
     assert "complete and unchanged" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="no files of 'mnits': choose one of mnist, fashion-mnist"):
+    with pytest.raises(SystemExit, match="no data set 'mnits': choose one of digits, mnist, fashion-mnist"):
         DataCheck("mnits").main()
+
+
+# the registry
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_every_entry_is_complete(name):
+    known = registry.entry(name)
+    assert known.licence
+    assert known.origin
+    assert known.kinds()
+    assert all(known.files)
+    assert bool(known.mirrors) == bool(known.sha256)
+    assert not known.sha256 or len(known.sha256) == len(known.files[0])
+    assert not known.options or known.classes
+    for option in known.options:
+        assert option in inspect.signature(known.classes).parameters  # pyright: ignore[reportArgumentType]
+        assert option in {field.name for field in dataclasses.fields(FewShot)}
+    if known.examples and not known.files:
+        assert sum(known.sizes) <= sum(len(part.labels) for part in load(name))
+
+
+def test_a_new_entry_is_known_everywhere(tmp_path, monkeypatch, capsys):
+    def read(folder: Path):
+        return read_npz(folder / "new.npz"), read_npz(folder / "new.npz")
+
+    def read_classes(folder: Path, rotations: bool):
+        return load_classes("digits")._replace(train=numbered(4 if rotations else 1))
+
+    new = DataSet(licence="mine", origin="this test", files=(("new.npz",),), examples=read, classes=read_classes)
+    monkeypatch.setitem(DATA_SETS, "new-set", dataclasses.replace(new, options=("rotations",)))
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(DataError, match=r"new-set is in none of(.|\n)*Put new\.npz in a folder.*from this test"):
+        load("new-set", tmp_path)
+    (tmp_path / "new-set").mkdir()
+    npz(tmp_path / "new-set" / "new.npz", **good())
+    assert len(load("new-set", tmp_path)[1].labels) == 6
+    assert len(FewShot(dataset="new-set", folder=tmp_path, rotations=True).splits.train.names) == 4
+    for words in (["run", "cleaning"], ["reproduce", "table-3"], ["run", "few-shot"], ["data", "check"]):
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--help"])
+        assert ",new-set}" in capsys.readouterr().out
+    DataList(tmp_path).main()
+    assert "new-set" in capsys.readouterr().out
+
+
+def test_what_a_data_set_is_not_for_is_told():
+    with pytest.raises(DataError, match="no data set 'omniglot' with labelled examples: choose one of digits, mnist, "):
+        load("omniglot")
+    with pytest.raises(DataError, match="no data set 'mnist' with few-shot classes: choose one of digits, omniglot, "):
+        load_classes("mnist")
+    with pytest.raises(DataError, match="digits has no official test; those that have are: omniglot"):
+        registry.load_own_test("digits")
+    with pytest.raises(DataError, match="omniglot cannot be fetched"):
+        fetch("omniglot")
+    with pytest.raises(SystemExit, match="no files of 'digits': part of scikit-learn"):
+        DataCheck("digits").main()
+
+
+def test_a_data_set_without_hashes_is_checked_by_reading_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(DATA_SETS, "omniglot", dataclasses.replace(
+        DATA_SETS["omniglot"], files=(("any.zip",),), classes=lambda _: load_classes("digits"),
+    ))  # fmt: skip
+    (tmp_path / "any.zip").touch()
+    DataCheck("omniglot", tmp_path).main()
+    shown = capsys.readouterr().out
+    assert "test: 5 classes, 447 pictures of 8 × 8 × 1" in shown
+    assert "unchanged" not in shown
 
 
 # a person's own arrays

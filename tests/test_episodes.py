@@ -16,19 +16,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bilax.datasets import DataError, unpickling
+from bilax.datasets import DataError, load_classes, unpickling
 from bilax.datasets.classes import Classes, decode, random_splits
-from bilax.datasets.episodes import Episodes, Sinusoids, distort, load_digit_tasks
-from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet, read_folder
+from bilax.datasets.digits import load_digit_tasks
+from bilax.datasets.episodes import Episodes, Sinusoids, distort
+from bilax.datasets.folders import load_folder, read_folder
+from bilax.datasets.imagenet import load_mini_imagenet, load_tiered_imagenet
 from bilax.datasets.omniglot import (
     FULL,
     SMALL,
     VALIDATION_FULL,
     load_omniglot,
-    load_omniglot_runs,
     read_omniglot,
     read_omniglot_runs,
 )
+from bilax.datasets.registry import load_own_test
 from bilax.datasets.unpickling import read_pickle
 
 DRAW = np.random.default_rng(0)
@@ -103,7 +105,7 @@ def test_bad_one_shot_runs_are_told(tmp_path, change, message):
 
 @pytest.mark.skipif("BILAX_DATA" not in os.environ, reason="BILAX_DATA is not set")
 def test_the_real_one_shot_runs_are_there():
-    found = load_omniglot_runs()
+    found = load_own_test("omniglot")
     assert len(found) == 20
     assert all(sorted(task.query_targets.tolist()) == list(range(20)) for task in found)
 
@@ -203,7 +205,7 @@ def test_missing_omniglot_says_where_to_put_it(tmp_path, monkeypatch):
     monkeypatch.delenv("BILAX_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(DataError, match="name it with --folder or BILAX_DATA"):
-        load_omniglot(tmp_path)
+        load_classes("omniglot", tmp_path)
 
 
 # pickles
@@ -496,8 +498,8 @@ def test_mini_imagenets_tables_are_read(tmp_path):
     (tmp_path / "val.csv").write_text(good + '"' + 200_000 * "x")
     with pytest.raises(DataError, match="cannot be read as a table"):
         load_mini_imagenet(tmp_path)
-    with pytest.raises(DataError, match="holds neither"):
-        load_mini_imagenet(tmp_path / "images")
+    with pytest.raises(DataError, match=r"in none of(.|\n)*Put mini-.*-train\.pkl, .*; or train\.csv, .*, images in a"):
+        load_classes("mini-imagenet", tmp_path / "images")
 
 
 def tiered(folder: Path, labels=None) -> np.ndarray:

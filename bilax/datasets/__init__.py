@@ -1,7 +1,8 @@
 """The data of the experiments: found on this machine or fetched, and a person's own arrays."""
 
-from bilax.datasets.arrays import Examples, read_npz
-from bilax.datasets.idx import DataError, read_idx
-from bilax.datasets.sources import SOURCES, find, load
+from bilax.datasets.errors import DataError
+from bilax.datasets.examples import Examples, read_npz
+from bilax.datasets.idx import read_idx
+from bilax.datasets.registry import DATA_SETS, DataSet, find, load, load_classes
 
-__all__ = ["SOURCES", "DataError", "Examples", "find", "load", "read_idx", "read_npz"]
+__all__ = ["DATA_SETS", "DataError", "DataSet", "Examples", "find", "load", "load_classes", "read_idx", "read_npz"]

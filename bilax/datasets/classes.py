@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from bilax.datasets.idx import DataError
+from bilax.datasets.errors import DataError
 
+PARTS = ("train", "val", "test")
+"""the names that data sets give to the parts of `Splits`"""
 PIXELS = 1 << 24
 """of one picture at the most: a small file can announce a picture that fills the memory"""
 
@@ -98,6 +100,21 @@ def random_splits(everything: Classes, seed: int = 0, shares: tuple[float, float
     return Splits(train, validation, test)
 
 
+def disjoint_splits(folder: Path, parts: Sequence[Classes], numbered: bool = False) -> Splits:
+    """The three parts, refused if a class name, a shape or pictures show that they do not belong together.
+
+    With `numbered`, a number says nothing: tieredImageNet counts its classes from 0 in each file.
+    """
+    named = [{name for name in part.names if not (numbered and name.isdigit())} for part in parts]
+    both = sorted((named[0] & named[1]) | (named[0] & named[2]) | (named[1] & named[2]))
+    if both:
+        raise DataError(f"{folder}: the class {both[0]} is in two of {', '.join(PARTS)}; a test class must be new.")
+    if len({part.shape for part in parts}) > 1:
+        raise DataError(f"{folder}: pictures have different shapes: {', '.join(str(part.shape) for part in parts)}.")
+    _check_new_pictures(folder, parts)
+    return Splits(*parts)
+
+
 def decode(
     content: bytes | Path, size: tuple[int, int] | None, channels: int, where: str, formats: Sequence[str]
 ) -> UInt8[np.ndarray, "height width channels"]:
@@ -118,6 +135,31 @@ def decode(
         raise
     except Exception as error:  # a damaged file can fail in many ways inside Pillow
         raise DataError(f"{where}: cannot be read as {' or '.join(formats)} ({error}).") from error
+
+
+def _check_new_pictures(folder: Path, parts: Sequence[Classes]) -> None:
+    """Refuses a class whose pictures are in an earlier part: a name is soon changed, and tieredImageNet has none.
+
+    A tenth of them is let pass, for ImageNet itself has some pictures under two names.
+    """
+    known: dict[bytes, str] = {}
+    for where, part in zip(PARTS, parts, strict=True):
+        marks = {f"{where}: class {name}": _marks(pictures) for name, pictures in zip(*part[:2], strict=True)}
+        for name, own in marks.items():
+            again = [i for i, mark in enumerate(own) if mark in known]
+            if 10 * len(again) > len(own):
+                raise DataError(
+                    f"{folder}: {name}: {len(again)} of {len(own)} pictures, picture {again[0]} for one, are in "
+                    f"{known[own[again[0]]]} too; a test class must be new."
+                )
+        known |= {mark: name for name, own in marks.items() for mark in own}
+
+
+def _marks(pictures: Pictures) -> list[bytes]:
+    """What tells each picture from another."""
+    if packed := getattr(pictures, "files", None):
+        return list(packed)
+    return [hashlib.blake2b(picture).digest() for picture in np.ascontiguousarray(pictures)]
 
 
 def _on_white(picture: Image.Image) -> Image.Image:

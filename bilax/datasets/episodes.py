@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float32
 from scipy import ndimage
 
-from bilax.datasets.classes import Classes, Splits
-from bilax.datasets.idx import DataError
+from bilax.datasets.classes import Classes
+from bilax.datasets.errors import DataError
 
 
 class Episode(NamedTuple):
@@ -142,22 +142,6 @@ class Sinusoids(_Batches):
         x = draw.uniform(-5, 5, (self.tasks, self.shots + self.queries, 1))
         x, y = x.astype(np.float32), (amplitude * np.sin(x - phase)).astype(np.float32)
         return Episode(x[:, : self.shots], y[:, : self.shots], x[:, self.shots :], y[:, self.shots :])
-
-
-def load_digit_tasks() -> Splits:
-    """scikit-learn's digits (8 × 8) as classes: trained on 0–4 and their quarter turns, tested on 5–9.
-
-    Every other picture of 5–9 is left to validation, which turns it by a quarter. This is a stand-in that needs no
-    file, not a benchmark.
-    """
-    from sklearn.datasets import load_digits
-
-    pictures, labels = load_digits(return_X_y=True)
-    pictures = np.round(pictures * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    digits = Classes(tuple("0123456789"), tuple(pictures[labels == i] for i in range(10)), (8, 8, 1))
-    known, new = digits.take(range(5)), digits.take(range(5, 10))
-    held, test = (new._replace(pictures=tuple(np.asarray(p)[i::2] for p in new.pictures)) for i in (0, 1))
-    return Splits(known.rotated((0, 1)), held.rotated((1,)), test)
 
 
 def _stack(tasks: list[Episode]) -> Episode:

@@ -6,13 +6,13 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bilax.datasets.idx import DataError, digest
-from bilax.datasets.sources import PARTS, cache_folder, source
+from bilax.datasets.errors import DataError
+from bilax.datasets.idx import digest
 
 ATTEMPTS = 5
 TIMEOUT = 30.0
@@ -22,21 +22,19 @@ Advance = Callable[[int, int | None], None]
 """advance(bytes so far, bytes in all if known)"""
 
 
-def fetch(name: str, into: Path | None = None, mirrors: Sequence[str] = ()) -> list[Path]:
-    """The four files of a data set, in `into`/name (the user's cache by default); those already right are kept."""
-    known = source(name)
-    folder = (into or cache_folder()) / name
+def fetch_files(name: str, sha256: Mapping[str, str], folder: Path, mirrors: Sequence[str]) -> list[Path]:
+    """Puts files, which `sha256` names with the hash of each, into `folder`; those already right are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     files = []
     with Progress(*columns, transient=True) as progress:
-        for part, sha256 in zip(PARTS, known.sha256, strict=True):
+        for part, expected in sha256.items():
             task = progress.add_task(f"{name} {part}", total=None)
 
             def advance(done: int, total: int | None, task=task) -> None:
                 progress.update(task, completed=done, total=total)
 
-            files.append(_fetch_part(name, f"{part}.gz", sha256, folder, mirrors or known.mirrors, advance))
+            files.append(_fetch_part(name, f"{part}.gz", expected, folder, mirrors, advance))
     return files
 
 
@@ -67,7 +65,7 @@ def _fetch_part(
         return place
     tried = "\n".join(failures)
     raise DataError(
-        f"{name}: {file} could not be fetched.\n{tried}\nPut the four files of {name} in a folder and name it with "
+        f"{name}: {file} could not be fetched.\n{tried}\nPut the files of {name} in a folder and name it with "
         f"--folder or BILAX_DATA, or give another address: bilax data fetch {name} --mirror ADDRESS."
     )
 

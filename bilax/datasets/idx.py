@@ -9,11 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
+from bilax.datasets.errors import DataError
+from bilax.datasets.examples import Examples, examples
+
 UNSIGNED_BYTE = 0x08
+PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+"""the files of MNIST and of those made like it"""
+CLASSES = 10
 
 
-class DataError(ValueError):
-    """Data that cannot be used; the message names the file and the place in it."""
+def load_idx(folder: Path) -> tuple[Examples, Examples]:
+    """Training and test examples from a folder with the four files, each packed or not."""
+    files = [packed_or_not(folder / part) for part in PARTS]
+    train, test = (read_pair(images, labels, CLASSES) for images, labels in (files[:2], files[2:]))
+    return examples(*train), examples(*test)
+
+
+def packed_or_not(path: Path) -> Path:
+    """`path`, or what gzip made of it if only that is there."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.exists() and not path.exists() else path
 
 
 def read_bytes(path: Path) -> bytes:

@@ -1,53 +1,38 @@
-"""miniImageNet, tieredImageNet and anyone's folder of pictures, as classes for few-shot tasks."""
+"""miniImageNet and tieredImageNet, as classes for few-shot tasks."""
 
 import csv
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bilax.datasets.classes import Classes, Pictures, Splits, classes, decode, random_splits
-from bilax.datasets.idx import DataError
+from bilax.datasets.classes import PARTS, Classes, Splits, classes, decode, disjoint_splits
+from bilax.datasets.errors import DataError
+from bilax.datasets.folders import SIZE, read_files
 from bilax.datasets.unpickling import read_pickle
 
-SIZE = 84
-PARTS = ("train", "val", "test")
+MINI_PACKED = tuple(f"mini-imagenet-cache-{part}.pkl" for part in PARTS)
+MINI_TABLES = tuple(f"{part}.csv" for part in PARTS)
+"""beside the folder images/: the other form in which miniImageNet is handed on"""
+TIERED = tuple(f"{part}_{kind}.pkl" for part in PARTS for kind in ("images_png", "labels"))
 PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
-SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP"}
-FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 
 
 def load_mini_imagenet(folder: Path) -> Splits:
     """miniImageNet with its official classes: three pickles, or images/ with train.csv, val.csv and test.csv."""
-    packed = [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS]
-    listed = [folder / f"{part}.csv" for part in PARTS]
-    if all(path.is_file() for path in packed):
-        return _disjoint(folder, [read_mini_imagenet(path) for path in packed])
-    if all(path.is_file() for path in listed):
-        seen: set[str] = set()
-        return _disjoint(folder, [read_listed(path, folder / "images", seen) for path in listed])
-    raise DataError(
-        f"{folder} holds neither {', '.join(path.name for path in packed)} nor images/ with "
-        f"{', '.join(path.name for path in listed)}."
-    )
+    packed = [folder / name for name in MINI_PACKED]
+    if all(path.exists() for path in packed):
+        return disjoint_splits(folder, [read_mini_imagenet(path) for path in packed])
+    seen: set[str] = set()
+    return disjoint_splits(folder, [read_listed(folder / name, folder / "images", seen) for name in MINI_TABLES])
 
 
 def load_tiered_imagenet(folder: Path) -> Splits:
     """tieredImageNet with its official classes, from {train,val,test}_images_png.pkl and ..._labels.pkl."""
-    pairs = [(folder / f"{part}_images_png.pkl", folder / f"{part}_labels.pkl") for part in PARTS]
-    return _disjoint(folder, [read_tiered(*pair) for pair in pairs], numbered=True)
-
-
-def load_folder(folder: Path, size: int = SIZE, channels: int = 3, seed: int = 0) -> Splits:
-    """Anyone's pictures, one folder per class; the classes are in train/, val/ and test/, or split at random."""
-    missing = [part for part in PARTS if not (folder / part).is_dir()]
-    if not missing:
-        return _disjoint(folder, [read_folder(folder / part, size, channels) for part in PARTS])
-    if len(missing) == 1:
-        raise DataError(f"{folder} lacks {missing[0]}/: give all of {', '.join(PARTS)}, or the classes alone.")
-    return random_splits(read_folder(folder, size, channels), seed)
+    files = [folder / name for name in TIERED]
+    parts = [read_tiered(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
+    return disjoint_splits(folder, parts, numbered=True)
 
 
 def read_mini_imagenet(path: Path) -> Classes:
@@ -129,79 +114,7 @@ def read_listed(table: Path, images: Path, seen: set[str], size: int = SIZE) -> 
         groups.setdefault(label, []).append(images / row[0])
     if not groups:
         raise DataError(f"{table} names no picture.")
-    return _read_files(groups, size, 3)
-
-
-def read_folder(folder: Path, size: int = SIZE, channels: int = 3) -> Classes:
-    """Pictures in one folder per class, scaled to `size` × `size`."""
-    return _read_files(list_folder(folder), size, channels)
-
-
-def list_folder(folder: Path) -> dict[str, list[Path]]:
-    """The files of pictures in one folder per class, by the folder's name; other files beside them are refused."""
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder.")
-    groups = {}
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        files = sorted(path for path in inner.iterdir() if not path.name.startswith("."))
-        wrong = [path for path in files if path.suffix.lower() not in SUFFIXES]
-        if wrong:
-            raise DataError(f"{wrong[0]} is not a picture; each class folder may hold only {', '.join(SUFFIXES)}.")
-        if not files:
-            raise DataError(f"{inner} holds no pictures: remove it, or put some in.")
-        groups[inner.name] = files
-    if not groups:
-        raise DataError(f"{folder} names no class: there must be one folder for each.")
-    return groups
-
-
-def _read_files(groups: Mapping[str, Sequence[Path]], size: int, channels: int) -> Classes:
-    def read(path: Path) -> np.ndarray:
-        return decode(path, (size, size), channels, str(path), FORMATS)
-
-    return classes(
-        {name: np.stack([read(path) for path in paths]) for name, paths in groups.items()}, (size, size, channels)
-    )
-
-
-def _disjoint(folder: Path, parts: Sequence[Classes], numbered: bool = False) -> Splits:
-    """The three parts, refused if a class name, a shape or pictures show that they do not belong together.
-
-    With `numbered`, a number says nothing: tieredImageNet counts its classes from 0 in each file.
-    """
-    named = [{name for name in part.names if not (numbered and name.isdigit())} for part in parts]
-    both = sorted((named[0] & named[1]) | (named[0] & named[2]) | (named[1] & named[2]))
-    if both:
-        raise DataError(f"{folder}: the class {both[0]} is in two of {', '.join(PARTS)}; a test class must be new.")
-    if len({part.shape for part in parts}) > 1:
-        raise DataError(f"{folder}: pictures have different shapes: {', '.join(str(part.shape) for part in parts)}.")
-    _check_new_pictures(folder, parts)
-    return Splits(*parts)
-
-
-def _check_new_pictures(folder: Path, parts: Sequence[Classes]) -> None:
-    """Refuses a class whose pictures are in an earlier part: a name is soon changed, and tieredImageNet has none.
-
-    A tenth of them is let pass, for ImageNet itself has some pictures under two names.
-    """
-    known: dict[bytes, str] = {}
-    for where, part in zip(PARTS, parts, strict=True):
-        marks = {f"{where}: class {name}": _marks(pictures) for name, pictures in zip(*part[:2], strict=True)}
-        for name, own in marks.items():
-            again = [i for i, mark in enumerate(own) if mark in known]
-            if 10 * len(again) > len(own):
-                raise DataError(
-                    f"{folder}: {name}: {len(again)} of {len(own)} pictures, picture {again[0]} for one, are in "
-                    f"{known[own[again[0]]]} too; a test class must be new."
-                )
-        known |= {mark: name for name, own in marks.items() for mark in own}
-
-
-def _marks(pictures: Pictures) -> list[bytes]:
-    """What tells each picture from another."""
-    if isinstance(pictures, Packed):
-        return list(pictures.files)
-    return [hashlib.blake2b(picture).digest() for picture in np.ascontiguousarray(pictures)]
+    return read_files(groups, size, 3)
 
 
 def _entries(path: Path, content: Any, names: Sequence[str]) -> list[Any]:

@@ -4,7 +4,6 @@ The archives are read in memory and nothing of them is written to disk. Ink is 2
 """
 
 import contextlib
-import os
 import re
 import zipfile
 from collections.abc import Iterator
@@ -14,8 +13,7 @@ import numpy as np
 
 from bilax.datasets.classes import Classes, Splits, classes, decode
 from bilax.datasets.episodes import Episode
-from bilax.datasets.idx import DataError
-from bilax.datasets.sources import cache_folder
+from bilax.datasets.errors import DataError
 
 FULL = ("images_background.zip", "images_evaluation.zip")
 SMALL = ("images_background_small1.zip", "images_background_small2.zip")
@@ -35,32 +33,26 @@ VALIDATION_SMALL, TEST_SMALL = ("Early_Aramaic",), ("Greek", "Tagalog")
 """alphabets of the two small sets that are held out"""
 
 
-def load_omniglot(folder: Path | None = None, size: int = 28, rotations: bool = False) -> Splits:
+def load_omniglot(folder: Path, size: int = 28, rotations: bool = False) -> Splits:
     """Omniglot split by alphabet.
 
     With the whole of it (images_background.zip and images_evaluation.zip) the test alphabets are the official
     evaluation set; with the two small background sets they are `TEST_SMALL`. With `rotations`, each quarter turn
     of a training character is a class of its own; validation and test keep the characters as they are.
     """
-    place, names = _find(folder, FULL, SMALL)
-    if names == FULL:
-        background = read_omniglot([place / FULL[0]], size)
-        test = read_omniglot([place / FULL[1]], size)
+    if all((folder / name).exists() for name in FULL):
+        background = read_omniglot([folder / FULL[0]], size)
+        test = read_omniglot([folder / FULL[1]], size)
         both = sorted(set(background.groups()) & set(test.groups()))
         if both:
-            raise DataError(f"{place}: {both[0]} is in {FULL[0]} and in {FULL[1]}; a test alphabet must be new.")
+            raise DataError(f"{folder}: {both[0]} is in {FULL[0]} and in {FULL[1]}; a test alphabet must be new.")
         validation = background.of(VALIDATION_FULL)
         train = background.of(set(background.groups()) - set(VALIDATION_FULL))
     else:
-        everything = read_omniglot([place / name for name in names], size)
+        everything = read_omniglot([folder / name for name in SMALL], size)
         validation, test = everything.of(VALIDATION_SMALL), everything.of(TEST_SMALL)
         train = everything.of(set(everything.groups()) - set(VALIDATION_SMALL) - set(TEST_SMALL))
     return Splits(train.rotated() if rotations else train, validation, test)
-
-
-def load_omniglot_runs(folder: Path | None = None, size: int = 28) -> list[Episode]:
-    """The tasks of the official one-shot test, `all_runs.zip`."""
-    return read_omniglot_runs(_find(folder, (RUNS,))[0] / RUNS, size)
 
 
 def read_omniglot_runs(path: Path, size: int = 28) -> list[Episode]:
@@ -148,19 +140,3 @@ def _content(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> by
     if len(content) > MEMBER_BYTES:
         raise DataError(f"{path}: {entry.filename} unpacks to more than {MEMBER_BYTES} bytes.")
     return content
-
-
-def _find(folder: Path | None, *wanted: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """The first place that has all files of one of those wanted, and which."""
-    given = [folder] if folder else []
-    if os.environ.get("BILAX_DATA"):
-        given.append(Path(os.environ["BILAX_DATA"]))
-    places = [place for root in given for place in (root / "omniglot", root)] + [cache_folder() / "omniglot"]
-    for place in places:
-        for names in wanted:
-            if all((place / name).is_file() for name in names):
-                return place, names
-    looked, files = ", ".join(map(str, places)), ", or ".join(" and ".join(names) for names in wanted)
-    raise DataError(
-        f"Omniglot is in none of {looked}. Put {files}, in a folder and name it with --folder or BILAX_DATA."
-    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bilax.datasets.idx import DataError
+from bilax.datasets.errors import DataError
 
 KINDS = "biufSU"
 """booleans, numbers, bytes and text"""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from bilax.app.run_folder import read_arrays
-from bilax.datasets.idx import DataError
+from bilax.datasets.errors import DataError
+from bilax.files import read_arrays
 
 
 class Examples(NamedTuple):
