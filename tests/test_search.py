@@ -10,7 +10,8 @@ import pytest
 
 import bilax
 from bilax.experiments.suite.bench import PROBLEMS, Known
-from bilax.trust.follower_minima import flatten, follower_minima, low_discrepancy
+from bilax.trust.flat_problem import flatten
+from bilax.trust.follower_minima import follower_minima, low_discrepancy
 from bilax.trust.interval import Interval, on_intervals
 
 
@@ -104,9 +105,9 @@ def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="data"):
         bilax.solve_global(known.problem, (), jnp.asarray(1.0), data=[1.0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="inner_steps"):
-        bilax.penalty(known.problem, (), jnp.asarray(0.1), inner_steps=0, step_size=0.1)
+        bilax.penalty(0, 0.1)
     with pytest.raises(ValueError, match="step_size"):
-        bilax.bvfim(known.problem, (), jnp.asarray(0.1), inner_steps=1, step_size=-0.1)
+        bilax.bvfim(1, -0.1)
 
 
 # The value function
@@ -146,12 +147,10 @@ def test_follower_minima_finds_every_basin():
     assert found.values[0] == found.values.min()
 
 
-@pytest.mark.parametrize("solve", [bilax.penalty, bilax.bvfim])
-def test_value_function_methods_solve_a_convex_problem(solve):
+@pytest.mark.parametrize("method", [bilax.penalty, bilax.bvfim])
+def test_value_function_methods_solve_a_convex_problem(method):
     known = PROBLEMS["b_1998_02"]
-    found = solve(
-        known.problem, known.x0, known.y0, inner_steps=20, step_size=0.2, steps=400, optimizer=optax.adam(0.02)
-    )
+    found = bilax.solve(known.problem, method(20, 0.2), known.x0, known.y0, steps=400, optimizer=optax.adam(0.02))
     assert found.x == pytest.approx([0.8, 0.2], abs=0.01)
     assert float(found.upper) == pytest.approx(0, abs=1e-3)
     assert found.status is bilax.Status.step_limit
@@ -160,18 +159,18 @@ def test_value_function_methods_solve_a_convex_problem(solve):
 
 def test_a_diverging_value_method_keeps_its_last_finite_point():
     problem = bilax.Problem(lambda x, y: x**2 + y**2, lambda x, y: y**4 - x * y)
-    found = bilax.penalty(problem, jnp.asarray(1.0), jnp.asarray(5.0), inner_steps=10, step_size=1.0, steps=20)
-    assert found.status is bilax.Status.non_finite
+    found = bilax.solve(problem, bilax.penalty(10, 1.0), 1.0, 5.0, steps=20)
+    assert found.status is bilax.Status.diverged
     assert np.isfinite(found.x)
     assert np.isfinite(found.y)
     assert found.steps < 20
 
 
-@pytest.mark.parametrize("solve", [bilax.penalty, bilax.bvfim])
+@pytest.mark.parametrize("method", [bilax.penalty, bilax.bvfim])
 @pytest.mark.parametrize("steps", [1, 2, 20])
-def test_a_value_method_never_ends_where_the_leader_is_not_finite(solve, steps):
+def test_a_value_method_never_ends_where_the_leader_is_not_finite(method, steps):
     problem = bilax.Problem(lambda x, y: jnp.log(x) + y**2, lambda x, y: (y - x) ** 2)
-    found = solve(problem, jnp.asarray(0.5), jnp.asarray(0.5), inner_steps=5, step_size=0.1, steps=steps)
+    found = bilax.solve(problem, method(5, 0.1), 0.5, 0.5, steps=steps)
     assert found.x > 0
     assert np.isfinite(found.upper)
     assert found.status is (bilax.Status.step_limit if steps == 1 else bilax.Status.non_finite)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bilax
+from bilax.problem import checks, sets
+from bilax.trust.flat_problem import flatten
 
 SETS = {
     "reals": bilax.Reals(),
@@ -94,6 +96,106 @@ def test_bounds_may_be_trees_and_arrays():
 def test_bounds_may_be_traced():
     cut = jax.jit(lambda lo, hi: bilax.Box(lo, 1.0).project(2.0 * lo) + bilax.Box(0.0, hi).project(hi + 1))
     assert cut(-3.0, 5.0) == -3.0 + 5.0
+
+
+def test_a_box_may_be_made_inside_jit():
+    array = jnp.asarray([1.0, 2.0])
+    cut = jax.jit(lambda v: bilax.Box(0.0, 1.0).project(v) + bilax.Box(-array, array).project(v))
+    np.testing.assert_array_equal(cut(jnp.asarray([-3.0, 5.0])), [-1.0, 3.0])
+    np.testing.assert_array_equal(jax.vmap(jax.grad(lambda v: bilax.Box(0.0, array[0]).project(v)))(array), [1, 0])
+    with pytest.raises(ValueError, match="lo must not exceed hi"):
+        jax.jit(lambda v: bilax.Box(1.0, 0.0).project(v))(0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "lo", "hi"),
+    [
+        ("reals", -np.inf, np.inf),
+        ("box", -1.0, 0.5),
+        ("non-negative", 0.0, np.inf),
+        ("ball", -1.5, 1.5),
+        ("simplex", 0.0, 1.0),
+    ],
+)
+def test_a_set_tells_its_bounds(name, lo, hi):
+    point = {"a": jnp.zeros((2, 3), jnp.float32), "b": jnp.asarray(0.0)}
+
+    def check(point):
+        for expected, bound in zip((lo, hi), SETS[name].bounds(point), strict=True):
+            checks.check_same("bound", bound, "point", point)
+            # NumPy, not JAX: so that the value is known while a search is compiled.
+            assert all(isinstance(leaf, np.ndarray) and (leaf == expected).all() for leaf in jax.tree.leaves(bound))
+        return point
+
+    check(point)
+    jax.jit(check)(point)
+
+
+def test_bounds_of_a_box_are_spread_over_the_point():
+    point = {"a": jnp.zeros((2, 2)), "b": jnp.asarray(0.0)}
+    lo, hi = bilax.Box({"a": jnp.asarray([0.0, -1.0]), "b": -2.0}, 3.0).bounds(point)
+    np.testing.assert_array_equal(lo["a"], [[0, -1], [0, -1]])
+    assert float(lo["b"]) == -2
+    np.testing.assert_array_equal(ravel(hi), 3 * np.ones(5))
+    traced = jax.jit(lambda lo: bilax.Box(lo, 1.0).bounds(point))(-2.0)
+    np.testing.assert_array_equal(ravel(traced[0]), -2 * np.ones(5))
+
+
+class OwnSet:
+    """The interval [2, 3] in every coordinate, told by its projection alone."""
+
+    def project(self, v):
+        return jax.tree.map(lambda leaf: jnp.clip(leaf, 2.0, 3.0), v)
+
+
+class OwnBoundedSet(OwnSet):
+    def bounds(self, v):
+        lo, hi = (jax.tree.map(lambda leaf, end=end: jnp.full_like(leaf, end), v) for end in (2.0, 3.0))
+        return lo, hi
+
+
+def test_ones_own_set_is_unbounded_unless_it_tells_its_bounds():
+    point = (jnp.zeros(2), jnp.asarray(0.0))
+    for bound, expected in zip(sets.bounds(OwnSet(), point), (-np.inf, np.inf), strict=True):
+        np.testing.assert_array_equal(ravel(bound), np.full(3, expected))
+    for bound, expected in zip(sets.bounds(OwnBoundedSet(), point), (2, 3), strict=True):
+        np.testing.assert_array_equal(ravel(bound), np.full(3, expected))
+
+
+def search_range(a_set):
+    """Where the follower's minima are sought, and whether the bounds are known while the search is compiled."""
+    problem = bilax.Problem(lambda x, y: y, lambda x, y: y**2, y_set=a_set)
+    known = []
+
+    def spread(y, unit):
+        found = flatten(problem, (), y).y_range
+        known.append(found.bounded)
+        return jax.vmap(found.spread)(unit)
+
+    return np.ravel(jax.jit(spread)(jnp.asarray(2.5), jnp.linspace(0, 1, 101)[:, None])), known[0]
+
+
+def test_a_search_stays_within_the_bounds_that_a_set_tells():
+    points, known = search_range(OwnSet())
+    assert not known
+    assert points.min() < 0
+    assert points.max() > 100
+    points, _ = search_range(OwnBoundedSet())
+    np.testing.assert_allclose(points, np.linspace(2, 3, 101))
+    for a_set in (bilax.Box(2.0, 3.0), bilax.Ball(3.0), bilax.Simplex()):
+        assert search_range(a_set)[1]
+    for a_set in (bilax.Reals(), bilax.NonNegative(), bilax.Box(0.0, np.inf)):
+        assert not search_range(a_set)[1]
+
+
+def test_bounds_that_do_not_fit_the_point_are_refused():
+    class TooShort(OwnSet):
+        def bounds(self, v):
+            return jax.tree.map(lambda leaf: leaf[:1], v), v
+
+    problem = bilax.Problem(lambda x, y: jnp.sum(y), lambda x, y: jnp.sum(y**2), y_set=TooShort())
+    with pytest.raises(ValueError, match=r"the lower bound of .*TooShort.* is float64\[1\]"):
+        flatten(problem, (), jnp.zeros(2))
 
 
 def test_any_object_with_project_is_a_set():

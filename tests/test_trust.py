@@ -36,24 +36,24 @@ class Faulty(eqx.Module):
     def check(self, method):
         return None
 
-    def pullback(self, scene, v):
-        trajectory, count = scene.trajectory, scene.method.inner_steps
+    def pullback(self, run, v):
+        trajectory, count = run.trajectory, run.method.inner_steps
         if self.fault == "one step too many":
             trajectory = trajectory._replace(k_bar=jnp.minimum(trajectory.k_bar + 1, count))
         if self.fault == "stale k_bar":
             trajectory = trajectory._replace(k_bar=jnp.asarray(count))
-        run = scene.run
+        unrolling = run.unrolling
         if self.fault == "dropped projection":
 
             def step(k, params, state):
-                free = scene.follower(params)._replace(project=lambda y: y)
-                return scene.method.dynamics.step(k, state, free)
+                free = run.follower(params)._replace(project=lambda y: y)
+                return run.method.dynamics.step(k, state, free)
 
-            run = Unrolling(step, run.score, run.length)
-        pull = self.rule.pullback(scene._replace(trajectory=trajectory, run=run), v)
+            unrolling = Unrolling(step, unrolling.score, unrolling.length)
+        pull = self.rule.pullback(run._replace(trajectory=trajectory, unrolling=unrolling), v)
         if self.fault == "swapped":
-            (seen, data), z = pull.params, pull.z
-            return bilax.Pull((z, data), seen)
+            (view, data, method), z = pull.params, pull.z
+            return bilax.Cotangents((z, data, method), view)
         if self.fault == "sign of the context's pull":
             return pull._replace(params=jax.tree.map(jnp.negative, pull.params))
         return pull
@@ -87,6 +87,7 @@ def test_planted_faults_are_found_and_named(fault, blamed):
     assert blamed <= set(found.wrong), found
     assert "projection" in blamed or "projection" not in found.wrong
     assert "∇φ is wrong" in str(found)
+    assert [name for name, _ in found.rows] == ["error in x", "error in z"]
 
 
 @jax.custom_vjp
@@ -196,6 +197,8 @@ def test_diagnosis_counts_minima_and_speaks():
     found = bilax.diagnose(problem, (), jnp.asarray(0.1))
     assert found.minima == 2
     assert "iaptt_gm" in str(found)
+    assert dict(found.rows)["distinct minima"] == f"2 from {found.starts} starts"
+    assert found.words in str(found)
     assert found.lipschitz == pytest.approx(188, rel=0.02)
 
 
@@ -236,6 +239,7 @@ def test_verdicts(name, x, y, verdict):
     assert found.bound <= found.lowest
     assert found.rigorous == (verdict == "global_follower")
     assert found.verdict.value in str(found)
+    assert ("verdict", found.verdict.value) in found.rows
 
 
 def test_lemma_refutes_a_poor_minimiser():

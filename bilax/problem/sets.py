@@ -1,7 +1,8 @@
-"""Closed convex sets, each with one verb: `project`.
+"""Closed convex sets, each with two verbs: `project` and `bounds`.
 
-Any object with a `project(v)` method that returns a tree like `v` is a set. A number given for a bound
-holds for every coordinate of every leaf.
+Any object with a `project(v)` method that returns a tree like `v` is a set. One that also has `bounds(v)`, the
+lower and the upper bound of every coordinate as trees like `v`, is searched within them; another counts as
+unbounded. A number given for a bound holds for every coordinate of every leaf.
 
 On the boundary. A projection has no derivative there, so one is chosen: for `Box`, `NonNegative` and
 `Ball` a point of the closed set counts as inside, so the derivative is the identity up to and including
@@ -14,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
@@ -37,6 +39,10 @@ class Reals(eqx.Module):
         """Returns `v`."""
         return v
 
+    def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
+        """−∞ and ∞."""
+        return _everywhere(-np.inf, v), _everywhere(np.inf, v)
+
 
 class Box(eqx.Module):
     """All v with lo ≤ v ≤ hi, coordinate by coordinate.
@@ -53,7 +59,10 @@ class Box(eqx.Module):
         # One bound may be a number and the other a tree.
         pairs = zip(lo * (len(hi) if len(lo) == 1 else 1), hi * (len(lo) if len(hi) == 1 else 1), strict=False)
         known = [pair for pair in pairs if not any(isinstance(bound, Tracer) for bound in pair)]
-        if not all(bool(jnp.all(low <= high)) for low, high in known):
+        # Else a comparison inside jit would be traced, though both numbers are known.
+        with jax.ensure_compile_time_eval():
+            ordered = all(bool(jnp.all(low <= high)) for low, high in known)
+        if not ordered:
             raise ValueError(
                 f"Box(lo, hi): lo must not exceed hi anywhere, nor be NaN, got lo={self.lo}, hi={self.hi}."
             )
@@ -62,6 +71,11 @@ class Box(eqx.Module):
         """Cuts every coordinate to its interval."""
         lo, hi = _broadcast("lo", self.lo, v), _broadcast("hi", self.hi, v)
         return jax.tree.map(_cut, v, lo, hi)
+
+    def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
+        """lo and hi."""
+        lo, hi = _broadcast("lo", self.lo, v), _broadcast("hi", self.hi, v)
+        return jax.tree.map(_fill, lo, v), jax.tree.map(_fill, hi, v)
 
 
 class NonNegative(eqx.Module):
@@ -72,6 +86,10 @@ class NonNegative(eqx.Module):
     def project(self, v: PyTree) -> PyTree:
         """Sets negative coordinates to zero."""
         return jax.tree.map(lambda leaf: jnp.where(leaf < 0, jnp.zeros_like(leaf), leaf), v)
+
+    def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
+        """0 and ∞."""
+        return _everywhere(0.0, v), _everywhere(np.inf, v)
 
 
 class Ball(eqx.Module):
@@ -90,6 +108,10 @@ class Ball(eqx.Module):
         scale = jnp.where(outside, self.radius / jnp.sqrt(jnp.where(outside, squares, 1)), 1)
         return jax.tree.map(lambda leaf: (scale * leaf).astype(leaf.dtype), v)
 
+    def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
+        """−radius and radius."""
+        return _everywhere(-self.radius, v), _everywhere(self.radius, v)
+
 
 class Simplex(eqx.Module):
     """All v ≥ 0 whose coordinates, over all leaves together, sum to one."""
@@ -100,10 +122,43 @@ class Simplex(eqx.Module):
         """The Euclidean projection, by sorting."""
         return optax.projections.projection_simplex(v)
 
+    def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
+        """0 and 1."""
+        return _everywhere(0.0, v), _everywhere(1.0, v)
+
+
+class Each(eqx.Module):
+    """The same set for each entry of a leading axis."""
+
+    each: Any
+
+    @property
+    def flat(self) -> bool:
+        return is_flat(self.each)
+
+    def project(self, v: PyTree) -> PyTree:
+        """Projects every entry."""
+        return jax.vmap(self.each.project)(v) if jax.tree.leaves(v) else v
+
 
 def is_flat(a_set: Any) -> bool:
     """Whether the projection's derivative is an orthogonal projector wherever it exists."""
     return getattr(a_set, "flat", False)
+
+
+def bounds(a_set: Any, v: PyTree) -> tuple[PyTree, PyTree]:
+    """Lower and upper bound of every coordinate of a point like `v`; ∓∞ where the set does not tell them."""
+    return a_set.bounds(v) if callable(getattr(a_set, "bounds", None)) else Reals().bounds(v)
+
+
+def _everywhere(bound: Any, v: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: _fill(bound, leaf), v)
+
+
+def _fill(bound: Any, leaf: Any) -> Any:
+    """`bound` in the leaf's shape and dtype; as a NumPy array if it is known, so that it stays known inside jit."""
+    module = jnp if isinstance(bound, Tracer) else np
+    return module.broadcast_to(module.asarray(bound, jnp.result_type(leaf)), jnp.shape(leaf))
 
 
 def _cut(v: Array, lo: Any, hi: Any) -> Array:

@@ -5,151 +5,20 @@ barriers between basins), then damped Newton steps. Everything is a vmap, so a h
 than one.
 """
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.core import Tracer
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 from scipy.stats import qmc
 
-from bilax.follower.dynamics import residual
-from bilax.problem.checks import check_inside, check_objectives, check_point
-from bilax.problem.problem import Problem
-from bilax.problem.sets import Ball, Box, NonNegative, Set, Simplex
-from bilax.run.solution import History, Solution, Status
-from bilax.run.solve import all_finite, choose
-
-_SGD = optax.sgd(0.1)
+from bilax.trust.flat_problem import FlatProblem, Range
 
 NEWTON_LIMIT = 32
 """Above this many follower variables the Hessian is not formed and descents use the gradient alone."""
-
-_REACH = 100.0
-"""How far starts go from the given point where a set has no bound, in units of max(1, |coordinate|)."""
-
-
-_QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
-
-
-@functools.cache
-def _quick_options() -> dict[str, Any]:
-    try:
-        jax.jit(lambda v: v + 1, compiler_options=_QUICK).lower(0.0).compile()
-    except Exception:  # a backend or a release that does not know them
-        return {}
-    return {"compiler_options": _QUICK}
-
-
-def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`eqx.filter_jit` for programs that run once or twice: half the compile time, for somewhat slower code."""
-
-    @functools.cache
-    def compiled():
-        return eqx.filter_jit(function, **_quick_options())
-
-    @functools.wraps(function)
-    def call(*args):
-        return compiled()(*args)
-
-    return call
-
-
-class Range(NamedTuple):
-    """Where to look in each coordinate of a flat vector: bounds (perhaps infinite) and a centre."""
-
-    lo: Array
-    hi: Array
-    centre: Array
-    bounded: bool = False
-    """whether all bounds are known to be finite when the search is compiled, which makes it simpler"""
-
-    @property
-    def width(self) -> Array:
-        """The interval's length, or 2·_REACH around the centre where it is unbounded."""
-        reach = _REACH * jnp.maximum(1.0, jnp.abs(self.centre))
-        return jnp.where(jnp.isfinite(self.lo) & jnp.isfinite(self.hi), self.hi - self.lo, 2 * reach)
-
-    def spread(self, unit: Array, scale: Any = 1.0) -> Array:
-        """Points of [0, 1]ᵈ as points of the range; `scale` shrinks the spread in unbounded coordinates."""
-        if self.bounded:
-            return self.lo + unit * (self.hi - self.lo)
-        deviation = jax.scipy.special.ndtri(jnp.clip(unit, 1e-6, 1 - 1e-6))
-        far = self.centre + scale * self.width / 4 * deviation
-        # A half line is covered from its end outwards.
-        above = self.lo + scale * self.width / 4 * jnp.abs(deviation)
-        below = self.hi - scale * self.width / 4 * jnp.abs(deviation)
-        bounded_below, bounded_above = jnp.isfinite(self.lo), jnp.isfinite(self.hi)
-        open_ended = jnp.where(bounded_below, above, jnp.where(bounded_above, below, far))
-        return jnp.where(bounded_below & bounded_above, self.lo + unit * (self.hi - self.lo), open_ended)
-
-
-class Flat(NamedTuple):
-    """A problem over flat vectors: what the searches work on."""
-
-    upper: Callable[[Array, Array], Array]
-    lower: Callable[[Array, Array], Array]
-    project_x: Callable[[Array], Array]
-    project_y: Callable[[Array], Array]
-    x_range: Range
-    y_range: Range
-    unravel_x: Callable[[Array], PyTree]
-    unravel_y: Callable[[Array], PyTree]
-
-
-def flatten(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...] = ()) -> Flat:
-    """The problem with its variables as flat vectors; x and y give the structure and the centre of the search."""
-    x_flat, unravel_x = ravel_pytree(x)
-    y_flat, unravel_y = ravel_pytree(y)
-    x_flat = jnp.asarray(x_flat, y_flat.dtype)
-
-    def objective(which):
-        @jax.jit  # traced once, however often the searches call it
-        def value(x, y):
-            seen = problem.view(unravel_x(x), *data)
-            return jnp.asarray(which(seen, unravel_y(y), *data), y.dtype)
-
-        return value
-
-    return Flat(
-        upper=objective(problem.upper),
-        lower=objective(problem.lower),
-        project_x=lambda v: jnp.asarray(ravel_pytree(problem.x_set.project(unravel_x(v)))[0], v.dtype),
-        project_y=lambda v: ravel_pytree(problem.y_set.project(unravel_y(v)))[0],
-        x_range=_range(problem.x_set, x, x_flat),
-        y_range=_range(problem.y_set, y, y_flat),
-        unravel_x=unravel_x,
-        unravel_y=unravel_y,
-    )
-
-
-def _range(a_set: Set, point: PyTree, flat: Array) -> Range:
-    lo, hi, bounded = -np.inf, np.inf, isinstance(a_set, Ball | Simplex)
-    if isinstance(a_set, Box):
-        leaves = jax.tree.leaves((a_set.lo, a_set.hi))
-        bounded = all(not isinstance(leaf, Tracer) and bool(np.all(np.isfinite(leaf))) for leaf in leaves)
-        lo, hi = (_fill(bound, point, flat) for bound in (a_set.lo, a_set.hi))
-    elif isinstance(a_set, NonNegative):
-        lo = 0.0
-    elif isinstance(a_set, Ball):
-        lo, hi = -a_set.radius, a_set.radius
-    elif isinstance(a_set, Simplex):
-        lo, hi = 0.0, 1.0
-    return Range(jnp.full_like(flat, lo), jnp.full_like(flat, hi), flat, bounded)
-
-
-def _fill(bound: PyTree, point: PyTree, flat: Array) -> Array:
-    if jax.tree.structure(bound) == jax.tree.structure(0.0):
-        bound = jax.tree.map(lambda _: bound, point)
-    full = jax.tree.map(lambda b, p: jnp.broadcast_to(jnp.asarray(b, flat.dtype), jnp.shape(p)), bound, point)
-    return ravel_pytree(full)[0].astype(flat.dtype)
 
 
 class Minima(NamedTuple):
@@ -163,7 +32,9 @@ class Minima(NamedTuple):
     """how many distinct points there are"""
 
 
-def follower_minima(flat: Flat, x: Array, y: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20) -> Minima:
+def follower_minima(
+    flat: FlatProblem, x: Array, y: Array, unit: Array, keep: int, rounds: int = 2, steps: int = 20
+) -> Minima:
     """Minimises f(x, ·) over Y from points spread over it and from `y`; `unit` are N points of [0, 1]ᵐ.
 
     The `keep` most promising of them descend by damped Newton steps, `rounds` times, each time joined by copies
@@ -327,167 +198,3 @@ def descend(
     damping = 1e-2 * jnp.linalg.norm(slope(y))
     damping = jnp.where(jnp.isfinite(damping), jnp.maximum(damping, 1e-12), 1.0)
     return jax.lax.fori_loop(0, steps, body, (y, f(y), damping))[0]
-
-
-# Methods on the value function
-
-
-def _rising(t: Array) -> Array:
-    return 1.0 + 0.1 * t
-
-
-def _falling(t: Array) -> Array:
-    return 0.5 / jnp.sqrt(1.0 + t)
-
-
-class _Penalty(eqx.Module):
-    problem: Problem
-    data: tuple[Any, ...]
-    inner_steps: int
-    step_size: float
-    weight: Callable[[Array], Array]
-
-    def follow(self, lam: Array, x: PyTree, y: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
-        upper, lower, _ = self.problem.follower(x, self.data)
-        y = _run_down(self, lambda y: lower(y) + upper(y) / lam, y)
-        return y, _run_down(self, lower, z)
-
-    def penalised(self, lam: Array, x: PyTree, y: PyTree, z: PyTree) -> Array:
-        upper, lower, _ = self.problem.follower(x, self.data)
-        return upper(y) + lam * (lower(y) - lower(z))
-
-
-class _Barrier(eqx.Module):
-    problem: Problem
-    data: tuple[Any, ...]
-    inner_steps: int
-    step_size: float
-    weight: Callable[[Array], Array]
-
-    def follow(self, eps: Array, x: PyTree, y: PyTree, z: PyTree) -> tuple[PyTree, PyTree]:
-        z = _run_down(self, lambda z: self.regularised(eps, x, z), z)
-        inside = lambda y: self.room(eps, x, y, z) > 0  # noqa: E731
-        return _run_down(self, lambda y: self.penalised(eps, x, y, z), z, inside), z
-
-    def penalised(self, eps: Array, x: PyTree, y: PyTree, z: PyTree) -> Array:
-        upper = self.problem.upper(x, y, *self.data) + eps / 2 * optax.tree.norm(y, squared=True)
-        room = self.room(eps, x, y, z)
-        return upper - eps * jnp.log(jnp.maximum(room, jnp.finfo(room.dtype).tiny))
-
-    def room(self, eps: Array, x: PyTree, y: PyTree, z: PyTree) -> Array:
-        return self.regularised(eps, x, z) + eps - self.problem.lower(x, y, *self.data)
-
-    def regularised(self, eps: Array, x: PyTree, z: PyTree) -> Array:
-        return self.problem.lower(x, z, *self.data) + eps / 2 * optax.tree.norm(z, squared=True)
-
-
-def penalty(
-    problem: Problem,
-    x0: PyTree,
-    y0: PyTree,
-    *,
-    inner_steps: int,
-    step_size: float,
-    steps: int = 500,
-    optimizer: optax.GradientTransformation = _SGD,
-    weight: Callable[[Array], Array] = _rising,
-    data: tuple[Any, ...] = (),
-) -> Solution:
-    """F²SA (Kwon, Kwon, Wright and Nowak 2023): descends F + λ_t (f − f*) with first derivatives only.
-
-    Per outer step z takes `inner_steps` steps on f and y as many on f + F/λ_t; x then follows
-    ∇_x F(x, y) + λ_t (∇_x f(x, y) − ∇_x f(x, z)). `weight` is t -> λ_t, rising. y and z go on from where they
-    were, from y0 at first, so f* is only as good as the basin that y0 lies in: see `solve_global`.
-    """
-    return _solve_value(_Penalty(problem, data, inner_steps, step_size, weight), x0, y0, steps, optimizer)
-
-
-def bvfim(
-    problem: Problem,
-    x0: PyTree,
-    y0: PyTree,
-    *,
-    inner_steps: int,
-    step_size: float,
-    steps: int = 500,
-    optimizer: optax.GradientTransformation = _SGD,
-    weight: Callable[[Array], Array] = _falling,
-    data: tuple[Any, ...] = (),
-) -> Solution:
-    """BVFIM (Liu, Liu, Yuan, Zeng and Zhang 2021): an interior-point method on f(x, y) ≤ f*(x) + ε.
-
-    Per outer step z takes `inner_steps` steps on f + ε/2 ‖z‖², which gives f*_ε(x); y, begun at z, takes as many
-    on F + ε/2 ‖y‖² − ε log(f*_ε(x) + ε − f(x, y)), none of which may leave the interior; x follows the same
-    function's x-gradient. `weight` is t -> ε_t, falling to zero; one number serves as the method's regulariser,
-    barrier and slack.
-    """
-    return _solve_value(_Barrier(problem, data, inner_steps, step_size, weight), x0, y0, steps, optimizer)
-
-
-def _run_down(
-    method: _Penalty | _Barrier,
-    f: Callable[[PyTree], Array],
-    y: PyTree,
-    allowed: Callable[[PyTree], Array] = lambda y: jnp.asarray(True),
-) -> PyTree:
-    """Projected descent; a step to where `allowed` is false is not taken, and the next ones are half as long."""
-
-    def body(_, carry):
-        y, alpha = carry
-        moved = jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), y, jax.grad(f)(y))
-        trial = method.problem.y_set.project(moved)
-        good = allowed(trial)
-        return jax.tree.map(lambda new, old: jnp.where(good, new, old), trial, y), jnp.where(good, alpha, alpha / 2)
-
-    return jax.lax.fori_loop(0, method.inner_steps, body, (y, jnp.asarray(method.step_size, float)))[0]
-
-
-def _solve_value(
-    method: _Penalty | _Barrier, x0: PyTree, y0: PyTree, steps: int, optimizer: optax.GradientTransformation
-) -> Solution:
-    problem = method.problem
-    for name, count in (("inner_steps", method.inner_steps), ("steps", steps)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
-    if not method.step_size > 0:
-        raise ValueError(f"step_size must be positive, got {method.step_size}.")
-    if not isinstance(method.data, tuple):
-        raise TypeError(f"data must be a tuple (write data=(batch,) for one value), got {type(method.data)}.")
-    if problem.context is not None:
-        raise ValueError("value-function methods differentiate f in x directly: give a problem without `context`.")
-    x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
-    x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
-    check_objectives(problem, x0, y0, method.data)
-    return jax.device_get(_run_value(method, x0, y0, steps, optimizer)).trimmed()
-
-
-@eqx.filter_jit
-def _run_value(
-    method: _Penalty | _Barrier, x0: PyTree, y0: PyTree, steps: int, optimizer: optax.GradientTransformation
-) -> Solution:
-    problem = method.problem
-
-    def outer(carry, t):
-        (x, y, z, memory), good, alive = carry
-        weight = method.weight(t)
-        y_new, z_new = method.follow(weight, x, y, z)
-        slope = jax.grad(method.penalised, 1)(weight, x, y_new, z_new)
-        updates, memory_new = optimizer.update(slope, memory, x)
-        x_new = problem.x_set.project(optax.apply_updates(x, updates))
-        found = report(x, y_new)
-        good = choose(alive & all_finite((y_new, z_new, found)), (x, y_new, z_new), good)
-        entry = History(*found, jnp.asarray(0), optax.tree.norm(slope), jnp.zeros(()))
-        new = x_new, y_new, z_new, memory_new
-        alive = alive & all_finite((new, entry))
-        return (choose(alive, new, (x, y, z, memory)), good, alive), (entry, alive)
-
-    def report(x, y):
-        follower = problem.follower(x, method.data)
-        return follower.upper(y), follower.lower(y), residual(follower, y, method.step_size)
-
-    start = (x0, y0, y0, optimizer.init(x0)), (x0, y0, y0), jnp.asarray(True)
-    ((*end, _), good, alive), (history, lives) = jax.lax.scan(outer, start, jnp.arange(steps, dtype=float))
-    fine = alive & all_finite(report(*end[:2]))
-    x, y, z = choose(fine, tuple(end), good)
-    status = jnp.where(fine, Status.step_limit, Status.non_finite)
-    return Solution(x, y, z, *report(x, y), jnp.asarray(0), status, jnp.sum(lives), history)

@@ -25,19 +25,17 @@ from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.problem import Problem
 from bilax.run.solution import Status
 from bilax.trust.certificate import Certificate, Verdict, certify
+from bilax.trust.flat_problem import FlatProblem, Range, flatten, in_double
 from bilax.trust.follower_minima import (
-    Flat,
-    Range,
     descend,
-    flatten,
     follower_minima,
     gap_tolerance,
     low_discrepancy,
-    quick_jit,
     rounding,
     scan_coordinates,
     typical,
 )
+from bilax.trust.quick_jit import quick_jit
 
 ROUNDS, STEPS = 20, 40
 PAIRS, WITNESSES = 256, 8
@@ -94,7 +92,7 @@ def _explore(problem: Problem, x0: PyTree, y0: PyTree, data: Any, unit: Array, f
     return pairs.x, pairs.y, jax.vmap(flat.upper)(pairs.x, pairs.y), lower(pairs.x, pairs.y) - rivals, scales
 
 
-def _swarm(flat: Flat, unit: Array, witnesses: int) -> tuple[Pair, Scales]:
+def _swarm(flat: FlatProblem, unit: Array, witnesses: int) -> tuple[Pair, Scales]:
     n, m, count = flat.x_range.lo.size, flat.y_range.lo.size, unit.shape[0]
     index = jnp.arange(count)
     pace = jnp.asarray([1.0, 0.1, 0.01])[index % 3]
@@ -110,7 +108,7 @@ def _swarm(flat: Flat, unit: Array, witnesses: int) -> tuple[Pair, Scales]:
     return Pair(x, y, ws, jnp.ones((count, witnesses)), memory, memory, pace, last_rho), scales
 
 
-def _renew(flat: Flat, pair: Pair, unit: Array, r: Array) -> Pair:
+def _renew(flat: FlatProblem, pair: Pair, unit: Array, r: Array) -> Pair:
     """Adds new witnesses (spread over Y, and scans along the coordinates) and keeps the lowest."""
 
     def f(y):
@@ -127,7 +125,7 @@ def _renew(flat: Flat, pair: Pair, unit: Array, r: Array) -> Pair:
     return pair._replace(witnesses=ws, steps=1e-3 * jnp.mean(flat.y_range.width) / (slopes + 1e-12))
 
 
-def _jump(flat: Flat, scales: Scales, pair: Pair, r: Array) -> Pair:
+def _jump(flat: FlatProblem, scales: Scales, pair: Pair, r: Array) -> Pair:
     """Scans F + ρ (f − f*) along every coordinate of (x, y), with the witnesses as they are."""
     n = pair.x.size
     rho = pair.last_rho ** ((r + 1) / ROUNDS)
@@ -140,13 +138,13 @@ def _jump(flat: Flat, scales: Scales, pair: Pair, r: Array) -> Pair:
     def project(v):
         return jnp.concatenate([flat.project_x(v[:n]), flat.project_y(v[n:])])
 
-    lo, hi, centre = (jnp.concatenate(pair) for pair in zip(flat.x_range[:3], flat.y_range[:3], strict=True))
+    lo, hi, centre = (jnp.concatenate(parts) for parts in zip(flat.x_range[:3], flat.y_range[:3], strict=True))
     search = Range(lo, hi, centre, flat.x_range.bounded and flat.y_range.bounded)
     v = scan_coordinates(penalised, project, search, jnp.concatenate([pair.x, pair.y]), r / ROUNDS)
     return pair._replace(x=v[:n], y=v[n:])
 
 
-def _follow_penalty(flat: Flat, scales: Scales, pair: Pair, t: Array) -> Pair:
+def _follow_penalty(flat: FlatProblem, scales: Scales, pair: Pair, t: Array) -> Pair:
     """One descent step of each witness, then one Adam step of (x, y) on F + ρ (f − f*)."""
     total, n = ROUNDS * STEPS, pair.x.size
 
@@ -231,7 +229,7 @@ def _settle(
 
 
 def _close_gap(
-    flat: Flat, scales: Scales, x: Array, y: Array, rivals: Array, moving: Array, pace: Any, descent: Array
+    flat: FlatProblem, scales: Scales, x: Array, y: Array, rivals: Array, moving: Array, pace: Any, descent: Array
 ) -> tuple[Array, Array]:
     """Descends F(x, y(x)) while no rival is lower, then closes what gap is left by Newton's method in x."""
     noise = rounding(scales.lower_size)
@@ -271,7 +269,7 @@ def _close_gap(
     return jax.lax.fori_loop(0, descent + NEWTON, body, (x, y, rivals, adam))[:2]
 
 
-def _reduced_gradient(flat: Flat, x: Array, y: Array) -> Array:
+def _reduced_gradient(flat: FlatProblem, x: Array, y: Array) -> Array:
     """∇ of F(x, y(x)) by the implicit function theorem, over the coordinates of y that no bound holds."""
     slope_x, slope_y = jax.grad(flat.upper, (0, 1))(x, y)
     g = jax.grad(flat.lower, 1)(x, y)
@@ -293,7 +291,7 @@ def _adam(memory: tuple[Array, Array], slope: Array, t: Array) -> tuple[Array, t
     return step, (mean, square)
 
 
-def _take_best(flat: Flat, scales: Scales, x, y, minima) -> Checked:
+def _take_best(flat: FlatProblem, scales: Scales, x, y, minima) -> Checked:
     ys = jnp.concatenate([y[None], minima.points])
     lower = jax.vmap(lambda y: flat.lower(x, y))(ys)
     upper = jax.vmap(lambda y: flat.upper(x, y))(ys)
@@ -355,7 +353,7 @@ def solve_global(
     seed = 0 if key is None else int(np.asarray(jax.random.key_data(key), np.uint64).sum() % (1 << 31)) + 1
     with jax.enable_x64(True):
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
-        x0, y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (x0, y0))
+        x0, y0 = in_double((x0, y0))
         x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
         check_objectives(problem, x0, y0, data)
         checked = _search((problem, x0, y0, data), seed)
@@ -372,21 +370,21 @@ def solve_global(
     return GlobalSolution(best.x, best.y, best.upper, best.lower, status, certificate, candidates)
 
 
-def _search(scene: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
-    """All stages; distinct pairs, best first."""
-    _, x0, y0, _ = scene
+def _search(arguments: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
+    """All stages; distinct pairs, best first. `arguments`: problem, x0, y0 and data, as every stage takes them."""
+    _, x0, y0, _ = arguments
     n, m = ravel_pytree(x0)[0].size, ravel_pytree(y0)[0].size
     fresh = low_discrepancy(ROUNDS * WITNESSES, m, seed + 1).reshape(ROUNDS, WITNESSES, m)
-    x, y, upper, gap, scales = jax.device_get(_explore(*scene, low_discrepancy(PAIRS, n + m, seed), fresh))
+    x, y, upper, gap, scales = jax.device_get(_explore(*arguments, low_discrepancy(PAIRS, n + m, seed), fresh))
     upper, gap = np.nan_to_num(upper / scales.upper, nan=np.inf), np.nan_to_num(gap / scales.lower, nan=np.inf)
-    flat = flatten(*scene)
+    flat = flatten(*arguments)
     width = np.concatenate([flat.x_range.width, flat.y_range.width])
     # From lenient to strict: what a lenient merit prefers may lie next to a solution that strictness misses.
     merits = [upper + weight * np.maximum(gap, 0) for weight in (1e1, 1e3, 1e5, 1e7)]
     chosen = np.resize(_distinct(np.concatenate([x, y], 1), merits, CHOSEN, width), CHOSEN)
     chosen, modes = np.tile(chosen, 3), np.repeat(np.arange(3), CHOSEN)
     first = _settle(
-        *scene,
+        *arguments,
         x[chosen],
         y[chosen],
         modes,
@@ -397,7 +395,7 @@ def _search(scene: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
     )
     # Again, against other follower points and with x at rest unless they reveal a gap: what looked too good may go.
     again = _settle(
-        *scene,
+        *arguments,
         first.x,
         first.y,
         0 * modes,

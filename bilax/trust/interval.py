@@ -17,7 +17,8 @@ from jaxtyping import Array, PyTree
 
 from bilax.problem.problem import Problem
 from bilax.problem.sets import Box
-from bilax.trust.follower_minima import flatten, quick_jit
+from bilax.trust.flat_problem import flatten
+from bilax.trust.quick_jit import quick_jit
 
 _CELLS, _BATCH, _PASSES = 16384, 512, 60
 

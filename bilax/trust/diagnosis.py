@@ -1,0 +1,229 @@
+"""A diagnosis of the follower: its curvature, its minima, and which method suits it.
+
+Everything here runs in double precision, whatever the caller's setting, and reports plain numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from bilax.methods.recipes import Method, ia_gm_a, iaptt_gm, ls
+from bilax.problem.checks import check_inside, check_objectives, check_point
+from bilax.problem.problem import Problem
+from bilax.trust.flat_problem import FlatProblem, Range, flatten, in_double
+from bilax.trust.follower_minima import low_discrepancy
+from bilax.trust.quick_jit import quick_jit
+
+
+class Diagnosis(eqx.Module):
+    """What the follower looks like around a point, and what to do about it; made by `diagnose`."""
+
+    curvature: tuple[float, float]
+    """the least and greatest eigenvalue of ∂²f/∂y² that was met"""
+    lipschitz: float
+    """L_f, the greatest |eigenvalue| met"""
+    residual: float
+    """‖R_α(x, y)‖ / α at α = 1/L_f"""
+    convexity: str
+    """"strongly convex", "convex" or "non-convex", as far as was seen"""
+    minima: int
+    """distinct end points of the starts"""
+    starts: int
+    method: str
+    """name of the recommended recipe"""
+    inner_steps: int
+    step_size: float
+    reasons: tuple[str, ...]
+
+    @property
+    def recommended(self) -> Method:
+        """The recommended method, ready for `solve`."""
+        return _RECOMMENDED[self.method](self.inner_steps, self.step_size)
+
+    @property
+    def words(self) -> str:
+        """The reasons in sentences."""
+        return " ".join(self.reasons)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.convexity} follower, curvature {self.curvature[0]:.3g} to {self.curvature[1]:.3g}, "
+            f"{self.minima} distinct minima: use {self.method}({self.inner_steps}, {self.step_size:.3g}). " + self.words
+        )
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The numbers with their names."""
+        return [
+            ("follower", self.convexity),
+            ("curvature", f"{self.curvature[0]:.4g} to {self.curvature[1]:.4g}"),
+            ("L_f", f"{self.lipschitz:.4g}"),
+            ("step sizes that descend", f"below {2 / self.lipschitz:.4g}"),
+            ("residual", f"{self.residual:.3g}"),
+            ("distinct minima", f"{self.minima} from {self.starts} starts"),
+            ("recommended", f"{self.method}(inner_steps={self.inner_steps}, step_size={self.step_size:.3g})"),
+        ]
+
+
+_RECOMMENDED: dict[str, Callable[[int, float], Method]] = {"ls": ls, "ia_gm_a": ia_gm_a, "iaptt_gm": iaptt_gm}
+_STARTS, _DESCENT_STEPS = 16, 300
+
+
+def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = ()) -> Diagnosis:
+    """Looks at the follower around its trajectory from y, and recommends a method, K and α.
+
+    Curvature is measured without forming a matrix, by Lanczos on Hessian-vector products, at points of
+    descents from y and from starts spread over Y (around y, where Y has no bounds). L_f is the greatest met,
+    so it holds for this x and for where the follower goes, not for all of a space that it never visits.
+    """
+    with jax.enable_x64(True):
+        x, y = in_double(check_point("x", x, may_be_empty=True)), in_double(check_point("y", y))
+        x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), data)
+        unit = low_discrepancy(_STARTS, ravel_pytree(y)[0].size, 5)
+        survey = jax.device_get(_survey(problem, x, y, data, unit))
+    least, greatest = float(survey.least), float(survey.greatest)
+    lipschitz = max(abs(least), abs(greatest), 1e-12)
+    convexity = "non-convex"
+    if least >= -1e-6 * lipschitz:
+        convexity = "strongly convex" if least >= 1e-4 * lipschitz else "convex"
+    name, reasons = _recommend(convexity, least, lipschitz, int(survey.minima))
+    return Diagnosis(
+        curvature=(least, greatest),
+        lipschitz=lipschitz,
+        residual=float(survey.residual),
+        convexity=convexity,
+        minima=int(survey.minima),
+        starts=_STARTS,
+        method=name,
+        inner_steps=int(np.clip(2 * int(survey.settled), 10, 500)),
+        step_size=1 / lipschitz,
+        reasons=reasons,
+    )
+
+
+def _recommend(convexity: str, least: float, lipschitz: float, minima: int) -> tuple[str, tuple[str, ...]]:
+    step = f"α = 1/L_f = {1 / lipschitz:.3g}; anything below 2/L_f descends (Lemma 3.1)."
+    if convexity == "strongly convex":
+        why = (
+            f"The curvature stays above {least:.3g}, so the follower's response is unique and implicit gradients hold."
+        )
+        return "ls", (why, step)
+    if convexity == "convex":
+        why = "The follower is convex but flat in places: accelerated steps with an optimised start (Theorem 3.3)."
+        return "ia_gm_a", (why, step)
+    why = f"Negative curvature ({least:.3g}) and {minima} distinct minima: the start decides where the follower ends."
+    return "iaptt_gm", (why, step, "Certify what comes out; bilax.solve_global looks at all basins.")
+
+
+class _Survey(NamedTuple):
+    least: Array
+    greatest: Array
+    """the extreme eigenvalues of ∂²f/∂y² that were met"""
+    residual: Array
+    """at the given point"""
+    minima: Array
+    """how many of the descents' end points are distinct"""
+    settled: Array
+    """after how many steps from the given point the residual is a hundredth of what it was"""
+
+
+@quick_jit
+def _survey(problem: Problem, x: PyTree, y: PyTree, data: Any, unit: Array) -> _Survey:
+    flat = flatten(problem, x, y, data)
+    x_flat, y_flat = flat.ravel(x), flat.ravel(y)
+    starts = _spread_starts(flat, y_flat, unit)
+    extremes = jax.vmap(lambda point: _extreme_curvature(flat, x_flat, point))
+    lows, highs = extremes(starts)
+
+    def attempt(_, carry):
+        # How far a descent gets, and so what curvature it meets, depends on α = 1/L: go to where the two agree.
+        lipschitz = carry[0]
+        ends, (points, residuals) = jax.vmap(lambda start: _descent(flat, x_flat, start, 1 / lipschitz))(starts)
+        met = points[:, :: _DESCENT_STEPS // 15].reshape(-1, y_flat.size)
+        low, high = extremes(jnp.where(jnp.isfinite(met), met, y_flat))
+        least, greatest = jnp.minimum(jnp.min(low), jnp.min(lows)), jnp.maximum(jnp.max(high), jnp.max(highs))
+        return jnp.sqrt(lipschitz * _largest(least, greatest)), least, greatest, ends, residuals
+
+    lipschitz = _largest(jnp.min(lows), jnp.max(highs))
+    carry = lipschitz, lipschitz, lipschitz, starts, jnp.zeros((_STARTS, _DESCENT_STEPS))
+    _, least, greatest, ends, residuals = jax.lax.fori_loop(0, 5, attempt, carry)
+    reach = jnp.where(_bounded(flat.y_range), flat.y_range.width, jnp.ptp(starts, axis=0) + 1e-12)
+    small = residuals[0] <= 0.01 * residuals[0, 0]
+    settled = jnp.where(jnp.any(small), jnp.argmax(small), _DESCENT_STEPS)
+    return _Survey(least, greatest, residuals[0, 0], _count_distinct(ends, reach), settled)
+
+
+def _spread_starts(flat: FlatProblem, y: Array, unit: Array) -> Array:
+    """y itself, two corners of Y, and points spread over Y; without bounds only around y, which is of interest."""
+    search = flat.y_range
+    bounded = _bounded(search)
+    scale = jnp.where(bounded, 1.0, 0.1 * jnp.maximum(1.0, jnp.abs(y)) / search.width)
+    starts = jax.vmap(flat.project_y)(search.spread(unit, scale)).at[0].set(y)
+    # Curvature is often greatest at the ends of a box.
+    corners = jnp.where(bounded, jnp.stack([search.lo, search.hi]), starts[1:3])
+    return starts.at[1:3].set(jax.vmap(flat.project_y)(corners))
+
+
+def _bounded(search: Range) -> Array:
+    return jnp.isfinite(search.lo) & jnp.isfinite(search.hi)
+
+
+def _extreme_curvature(flat: FlatProblem, x: Array, y: Array) -> tuple[Array, Array]:
+    ritz = lanczos(lambda v: flat.hessian_product(x, y, v), y.size)
+    return jnp.min(ritz), jnp.max(ritz)
+
+
+def _descent(flat: FlatProblem, x: Array, start: Array, alpha: Array) -> tuple[Array, tuple[Array, Array]]:
+    """The end of a projected descent, and the points and residuals on the way."""
+
+    def step(point, _):
+        slope = jax.grad(flat.lower, 1)(x, point)
+        after = flat.project_y(point - alpha * slope)
+        return after, (point, jnp.linalg.norm(point - after) / alpha)
+
+    return jax.lax.scan(step, start, length=_DESCENT_STEPS)
+
+
+def _count_distinct(points: Array, reach: Array) -> Array:
+    """How many of the points are farther than a fiftieth of the reach from all before them."""
+    near = jnp.max(jnp.abs(points[:, None] - points) / reach, axis=-1) < 0.02
+    return jnp.sum(~jnp.any(jnp.tril(near, -1), axis=1))
+
+
+def _largest(least: Array, greatest: Array) -> Array:
+    return jnp.maximum(jnp.maximum(-least, greatest), 1e-12)
+
+
+def lanczos(product: Callable[[Array], Array], size: int, steps: int = 30) -> Array:
+    """Ritz values of a symmetric operator: its extreme eigenvalues, nearly, from `steps` products.
+
+    Every new vector is made orthogonal to all before it, twice, so that no eigenvalue appears more often than
+    it should; a subspace that closes early is continued with zeros, whose Ritz values repeat the first one.
+    """
+    steps = min(steps, size)
+    start = jax.random.normal(jax.random.key(7), (size,), dtype=float)
+    basis = jnp.zeros((steps, size)).at[0].set(start / jnp.linalg.norm(start))
+
+    def body(k, carry):
+        basis, main, side = carry
+        image = product(basis[k])
+        main = main.at[k].set(jnp.vdot(basis[k], image))
+        for _ in range(2):
+            image = image - basis.T @ (basis @ image)
+        norm = jnp.linalg.norm(image)
+        open_still = norm > 1e-10 * (jnp.abs(main[k]) + jnp.linalg.norm(side) + 1e-300)
+        vector = jnp.where(open_still, image / jnp.where(norm > 0, norm, 1), 0)
+        side = side.at[k].set(jnp.where(open_still, norm, 0))
+        return basis.at[k + 1].set(vector, mode="drop"), main, side
+
+    basis, main, side = jax.lax.fori_loop(0, steps, body, (basis, jnp.zeros(steps), jnp.zeros(steps)))
+    used = jnp.any(basis != 0, axis=1)
+    main = jnp.where(used, main, main[0])
+    matrix = jnp.diag(main) + jnp.diag(side[:-1], 1) + jnp.diag(side[:-1], -1)
+    return jnp.linalg.eigvalsh(jnp.where(jnp.isfinite(matrix), matrix, 0))

@@ -1,0 +1,109 @@
+"""A problem over flat vectors, with the range of each coordinate: what certificates, checks and searches work on."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from bilax.problem.checks import check_same
+from bilax.problem.problem import Problem
+from bilax.problem.sets import Set, bounds
+
+_REACH = 100.0
+"""How far starts go from the given point where a set has no bound, in units of max(1, |coordinate|)."""
+
+
+class Range(NamedTuple):
+    """Where to look in each coordinate of a flat vector: bounds (perhaps infinite) and a centre."""
+
+    lo: Array
+    hi: Array
+    centre: Array
+    bounded: bool = False
+    """whether all bounds are known to be finite when the search is compiled, which makes it simpler"""
+
+    @property
+    def width(self) -> Array:
+        """The interval's length, or 2·_REACH around the centre where it is unbounded."""
+        reach = _REACH * jnp.maximum(1.0, jnp.abs(self.centre))
+        return jnp.where(jnp.isfinite(self.lo) & jnp.isfinite(self.hi), self.hi - self.lo, 2 * reach)
+
+    def spread(self, unit: Array, scale: Any = 1.0) -> Array:
+        """Points of [0, 1]ᵈ as points of the range; `scale` shrinks the spread in unbounded coordinates."""
+        if self.bounded:
+            return self.lo + unit * (self.hi - self.lo)
+        deviation = jax.scipy.special.ndtri(jnp.clip(unit, 1e-6, 1 - 1e-6))
+        far = self.centre + scale * self.width / 4 * deviation
+        # A half line is covered from its end outwards.
+        above = self.lo + scale * self.width / 4 * jnp.abs(deviation)
+        below = self.hi - scale * self.width / 4 * jnp.abs(deviation)
+        bounded_below, bounded_above = jnp.isfinite(self.lo), jnp.isfinite(self.hi)
+        open_ended = jnp.where(bounded_below, above, jnp.where(bounded_above, below, far))
+        return jnp.where(bounded_below & bounded_above, self.lo + unit * (self.hi - self.lo), open_ended)
+
+
+class FlatProblem(NamedTuple):
+    """A problem over flat vectors; made by `flatten`."""
+
+    upper: Callable[[Array, Array], Array]
+    lower: Callable[[Array, Array], Array]
+    project_x: Callable[[Array], Array]
+    project_y: Callable[[Array], Array]
+    x_range: Range
+    y_range: Range
+    unravel_x: Callable[[Array], PyTree]
+    unravel_y: Callable[[Array], PyTree]
+
+    def ravel(self, tree: PyTree) -> Array:
+        """A point as a flat vector, in the precision of y."""
+        return jnp.asarray(ravel_pytree(tree)[0], self.y_range.lo.dtype)
+
+    def hessian_product(self, x: Array, y: Array, v: Array) -> Array:
+        """∂²f/∂y² (x, y) times v, without forming the matrix."""
+        return jax.jvp(lambda y: jax.grad(self.lower, 1)(x, y), (y,), (v,))[1]
+
+
+def flatten(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...] = ()) -> FlatProblem:
+    """The problem with its variables as flat vectors; x and y give the structure and the centre of the search."""
+    x_flat, unravel_x = ravel_pytree(x)
+    y_flat, unravel_y = ravel_pytree(y)
+    x_flat = jnp.asarray(x_flat, y_flat.dtype)
+
+    def objective(which):
+        @jax.jit  # traced once, however often the searches call it
+        def value(x, y):
+            view = problem.view(unravel_x(x), *data)
+            return jnp.asarray(which(view, unravel_y(y), *data), y.dtype)
+
+        return value
+
+    return FlatProblem(
+        upper=objective(problem.upper),
+        lower=objective(problem.lower),
+        project_x=lambda v: jnp.asarray(ravel_pytree(problem.x_set.project(unravel_x(v)))[0], v.dtype),
+        project_y=lambda v: ravel_pytree(problem.y_set.project(unravel_y(v)))[0],
+        x_range=_range(problem.x_set, x, x_flat),
+        y_range=_range(problem.y_set, y, y_flat),
+        unravel_x=unravel_x,
+        unravel_y=unravel_y,
+    )
+
+
+def _range(a_set: Set, point: PyTree, centre: Array) -> Range:
+    lo, hi = bounds(a_set, point)
+    for name, bound in (("lower", lo), ("upper", hi)):
+        check_same(f"the {name} bound of {a_set}", bound, "the point", point)
+    leaves = jax.tree.leaves((lo, hi))
+    bounded = all(not isinstance(leaf, Tracer) and bool(np.all(np.isfinite(leaf))) for leaf in leaves)
+    lo, hi = (ravel_pytree(bound)[0].astype(centre.dtype) for bound in (lo, hi))
+    return Range(lo, hi, centre, bounded)
+
+
+def in_double(tree: PyTree) -> PyTree:
+    """The tree's leaves as arrays of doubles; wants `jax.enable_x64`."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
