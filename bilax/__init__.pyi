@@ -1,22 +1,16 @@
 from .app.pictures import basin_map, landscape, leader_path
 from .follower.dynamics import Aggregated, Dynamics, FromOptax, GradientDescent, Nesterov, residual
 from .follower.trajectory import ArgMax, Last, pessimistic
-from .gradient.phi import Info, Phi, Tasks, approximate
-from .gradient.rules import (
-    Derivative,
-    Displacement,
-    FiniteDifference,
-    FirstOrder,
-    Forward,
-    Implicit,
-    Neumann,
-    Pull,
-    Reverse,
-    Scene,
-)
+from .gradient.first_order import Displacement, FiniteDifference, FirstOrder
+from .gradient.implicit import Implicit, Neumann
+from .gradient.method import Method
+from .gradient.phi import Info, Phi, approximate
+from .gradient.rule import Cotangents, Derivative, FollowerRun
+from .gradient.tasks import Tasks
+from .gradient.unrolled import Forward, Reverse
+from .methods.algorithm import Algorithm, Evaluation, evaluate
 from .methods.recipes import (
     RECIPES,
-    Method,
     bda,
     fhg,
     fomaml,
@@ -31,21 +25,25 @@ from .methods.recipes import (
     rhg,
     t_rhg,
 )
+from .methods.value_function import ValueFunction, bvfim, penalty
 from .problem.problem import Follower, Problem
 from .problem.sets import Ball, Box, NonNegative, Reals, Set, Simplex
-from .run.callbacks import EarlyStopping, JsonLines, TensorBoard
+from .run.callbacks import EarlyStopping, JsonLines, Snapshot, TensorBoard
 from .run.checkpoint import ConfigurationError, Saving
-from .run.solution import BilevelError, History, Solution, Status
+from .run.options import RunOptions
+from .run.solution import BilevelError, History, Interrupted, Solution, Status
 from .run.solve import multistart, solve
-from .trust.certificate import Certificate, Diagnosis, GradientCheck, Verdict, certify, check_hypergradient, diagnose
-from .trust.follower_minima import bvfim, penalty
+from .trust.certificate import Certificate, Verdict, certify
+from .trust.diagnosis import Diagnosis, diagnose
 from .trust.global_search import Candidate, GlobalSolution, solve_global
+from .trust.gradient_check import GradientCheck, check_hypergradient
 
 __version__: str
 
 __all__ = [
     "RECIPES",
     "Aggregated",
+    "Algorithm",
     "ArgMax",
     "Ball",
     "BilevelError",
@@ -53,14 +51,17 @@ __all__ = [
     "Candidate",
     "Certificate",
     "ConfigurationError",
+    "Cotangents",
     "Derivative",
     "Diagnosis",
     "Displacement",
     "Dynamics",
     "EarlyStopping",
+    "Evaluation",
     "FiniteDifference",
     "FirstOrder",
     "Follower",
+    "FollowerRun",
     "Forward",
     "FromOptax",
     "GlobalSolution",
@@ -69,6 +70,7 @@ __all__ = [
     "History",
     "Implicit",
     "Info",
+    "Interrupted",
     "JsonLines",
     "Last",
     "Method",
@@ -77,17 +79,18 @@ __all__ = [
     "NonNegative",
     "Phi",
     "Problem",
-    "Pull",
     "Reals",
     "Reverse",
+    "RunOptions",
     "Saving",
-    "Scene",
     "Set",
     "Simplex",
+    "Snapshot",
     "Solution",
     "Status",
     "Tasks",
     "TensorBoard",
+    "ValueFunction",
     "Verdict",
     "__version__",
     "approximate",
@@ -97,6 +100,7 @@ __all__ = [
     "certify",
     "check_hypergradient",
     "diagnose",
+    "evaluate",
     "fhg",
     "fomaml",
     "ia_gm",

@@ -25,8 +25,8 @@ from jaxtyping import Array, PyTree
 
 from bilax.problem.problem import Follower
 
-Steps = float | Sequence[float] | Callable[[Any], Any]
-"""A constant, a sequence α_0, α_1, …, or a function k -> α_k."""
+Steps = float | Array | Sequence[float] | Callable[[Any], Any]
+"""A constant, a sequence α_0, α_1, …, or a function k -> α_k. An array, of no or one axis, can be differentiated."""
 
 
 @runtime_checkable
@@ -157,15 +157,15 @@ def at(steps: Steps, k: Any) -> Any:
     """α_k of a constant, a sequence or a function."""
     if callable(steps):
         return steps(k)
-    return jnp.asarray(steps)[k] if isinstance(steps, Sequence) else steps
+    return jnp.asarray(steps)[k] if isinstance(steps, Sequence) or np.ndim(steps) else steps
 
 
 def check_steps(name: str, steps: Steps, count: int | None = None, below: float = math.inf) -> None:
     """Refuses step lengths (or weights) that are not strictly between 0 and `below`, and sequences under `count`."""
     if callable(steps):
         values = [] if count is None else [steps(k) for k in np.unique(np.linspace(0, count - 1, 16).astype(int))]
-    elif isinstance(steps, Sequence) and not isinstance(steps, str):
-        values = list(steps)
+    elif (isinstance(steps, Sequence) and not isinstance(steps, str)) or np.ndim(steps):
+        values = [steps] * len(steps) if isinstance(steps, Tracer) else list(steps)  # pyright: ignore
         if count is not None and len(values) < count:
             raise ValueError(f"{name} has {len(values)} entries for inner_steps={count}: give one for each step.")
     else:

@@ -53,7 +53,7 @@ class Trajectory(NamedTuple):
     """s_K"""
     k_bar: Any
     """k̄; a Python int where it is K always"""
-    heads: PyTree
+    kept: PyTree
     """s_0, s_m, s_2m, … with m = `every`, stacked; None where nothing was kept"""
     every: int | None
 
@@ -79,7 +79,7 @@ def unroll(run: Unrolling, params: PyTree, state: PyTree, every: int | None = No
     best = None
     if run.score is not None:
         best = state, jnp.zeros_like(run.score(params, state)), jnp.zeros((), int)
-    carry, heads = (state, best), None
+    carry, kept = (state, best), None
     if every is None:
         carry = jax.lax.fori_loop(0, count, body, carry)
     else:
@@ -88,10 +88,10 @@ def unroll(run: Unrolling, params: PyTree, state: PyTree, every: int | None = No
             end = jnp.minimum(start + every, count)
             return jax.lax.fori_loop(start, end, body, carry), carry[0]
 
-        carry, heads = jax.lax.scan(segment, carry, jnp.arange(0, count, every))
+        carry, kept = jax.lax.scan(segment, carry, jnp.arange(0, count, every))
     last, best = carry
     chosen, k_bar = (last, count) if best is None else (best[0], best[2])
-    return Trajectory(chosen, last, k_bar, heads, every)
+    return Trajectory(chosen, last, k_bar, kept, every)
 
 
 def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
@@ -99,14 +99,14 @@ def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
         after = run.step(k, params, state)
         return after, (state, None if run.score is None else run.score(params, after))
 
-    last, (heads, scores) = jax.lax.scan(body, state, jnp.arange(run.length))
+    last, (kept, scores) = jax.lax.scan(body, state, jnp.arange(run.length))
     if scores is None:
-        return Trajectory(last, last, run.length, heads, 1)
+        return Trajectory(last, last, run.length, kept, 1)
     k_bar = jnp.argmax(scores) + 1
     chosen = jax.tree.map(
-        lambda kept, end: jnp.where(k_bar == run.length, end, kept[jnp.minimum(k_bar, run.length - 1)]), heads, last
+        lambda kept, end: jnp.where(k_bar == run.length, end, kept[jnp.minimum(k_bar, run.length - 1)]), kept, last
     )
-    return Trajectory(chosen, last, k_bar, heads, 1)
+    return Trajectory(chosen, last, k_bar, kept, 1)
 
 
 def replay(run: Unrolling, params: PyTree, state: PyTree, k_bar: Any) -> PyTree:
@@ -138,10 +138,10 @@ def sweep(
 
         return jax.lax.fori_loop(low, high, body, bars)
 
-    every, heads = trajectory.every, trajectory.heads
+    every, kept = trajectory.every, trajectory.kept
     assert every is not None
     if every == 1:
-        return sweep_between(stop, trajectory.k_bar, lambda k: _index(heads, k), (params_bar, state_bar))
+        return sweep_between(stop, trajectory.k_bar, lambda k: _index(kept, k), (params_bar, state_bar))
 
     def segment(i, bars):
         j = first + last - i
@@ -151,7 +151,7 @@ def sweep(
             # Steps past k̄ are computed for a fixed shape and never read.
             return run.step(k, params, state), state
 
-        _, states = jax.lax.scan(keep, _index(heads, j), start + jnp.arange(every))
+        _, states = jax.lax.scan(keep, _index(kept, j), start + jnp.arange(every))
         low, high = jnp.maximum(start, stop), jnp.minimum(start + every, trajectory.k_bar)
         return sweep_between(low, high, lambda k: _index(states, k - start), bars)
 

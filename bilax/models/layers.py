@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, Integer
 
-from bilax.gradient.phi import most_within
+from bilax.problem.trees import most_within
 
 Pictures = Float[Array, "n _ _ _"]
 

@@ -16,6 +16,9 @@ class Follower(NamedTuple):
     upper: Callable[[PyTree], Float[Array, ""]]
     lower: Callable[[PyTree], Float[Array, ""]]
     project: Callable[[PyTree], PyTree]
+    leader: PyTree = ()
+    """what it sees of the leader: x, or what `context` made of it. A dynamics may take from here a step length, a
+    preconditioner or a proximal weight that is learned: derivatives go through it"""
 
 
 class Problem(eqx.Module):
@@ -56,11 +59,12 @@ class Problem(eqx.Module):
         """What the objectives see of the leader: x itself, or its context."""
         return x if self.context is None else self.context(x, *data)
 
-    def follower(self, seen: PyTree, data: tuple[Any, ...], k: Any = None) -> Follower:
+    def follower(self, view: PyTree, data: tuple[Any, ...], k: Any = None) -> Follower:
         """The follower's problem for a fixed view of the leader, as its step k sees it if k is given."""
         lower = self.lower if k is None or self.lower_at is None else functools.partial(self.lower_at, k)
         return Follower(
-            upper=lambda y: self.upper(seen, y, *data),
-            lower=lambda y: lower(seen, y, *data),
+            upper=lambda y: self.upper(view, y, *data),
+            lower=lambda y: lower(view, y, *data),
             project=self.y_set.project,
+            leader=view,
         )

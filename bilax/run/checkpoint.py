@@ -1,34 +1,36 @@
 """Saving a run and going on from it: whole or not at all, and checked when read.
 
-A checkpoint is a folder `step-000000123` holding what orbax wrote and a `manifest.json` with a SHA-256 of each
-file. It is written under another name and renamed last, so a reader never sees half of one.
+A folder holds checkpoints `step_000000123`, written by orbax's CheckpointManager under another name and renamed last,
+and `history/`, one file for what was recorded between two of them. Arrays have the names of their places in the state,
+and a SHA-256 each.
 """
 
 import contextlib
 import dataclasses
 import hashlib
-import json
-import math
+import logging
 import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
+
+from bilax.files import read_arrays, write_arrays
+from bilax.problem.trees import named_leaves
 
 try:
     import fcntl
 except ImportError:  # Windows: there, two runs in one folder go unnoticed
     fcntl = None
 
-PREFIX = "step-"
-PARTIAL = ".writing-"
+PREFIX = "step"
+HISTORY = "history"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +61,26 @@ class Saving:
         return Path(self.folder).absolute()
 
 
+class ConfigurationError(ValueError):
+    """A run was to be resumed with other settings than it was begun with."""
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds."""
+
+    step: int
+    arrays: dict[str, Any]
+    """by name"""
+    configuration: dict[str, str]
+    """what must be the same for the run to go on"""
+    next_step: dict[str, float]
+    """what the next outer step was computed to give when the checkpoint was made"""
+    history: dict[str, np.ndarray]
+    """what was recorded, by name; the steps are the last axis but those of a `record`'s own"""
+
+
 @contextlib.contextmanager
-def opened(saving: Saving, *, resume: bool) -> Iterator[None]:
+def opened(saving: Saving, *, resume: bool) -> Iterator["Checkpoints"]:
     """Makes the folder and keeps it for this run alone.
 
     Refuses one that cannot be written, that another run is writing, or that holds a run not to be resumed.
@@ -75,13 +95,19 @@ def opened(saving: Saving, *, resume: bool) -> Iterator[None]:
             "Choose a folder that you may write to."
         ) from error
     with _alone(saving):
-        _sweep_partial(saving)
-        if not resume and steps_saved(saving.path):
-            raise FileExistsError(
-                f"{saving.folder} already holds a run (steps {steps_saved(saving.path)}). Go on with it by "
-                "resume=True, or choose another folder."
+        if any(saving.path.glob("step-*/manifest.json")):
+            raise ConfigurationError(
+                f"{saving.folder} holds a run that bilax 0.1 saved, in a form that this version does not read. Go on "
+                "with it in bilax 0.1, or choose another folder."
             )
-        yield
+        steps = steps_saved(saving.path)
+        if not resume and steps:
+            raise FileExistsError(
+                f"{saving.folder} already holds a run (steps {steps}). Go on with it by resume=True, or choose "
+                "another folder."
+            )
+        with contextlib.closing(_manager(saving)) as manager:
+            yield Checkpoints(saving, manager)
 
 
 @contextlib.contextmanager
@@ -107,91 +133,149 @@ def _alone(saving: Saving) -> Iterator[None]:
 
 def steps_saved(folder: Path) -> list[int]:
     """The steps at which whole checkpoints lie in `folder`, in order."""
-    names = [path.name for path in folder.glob(PREFIX + "*") if (path / "manifest.json").exists()]
-    return sorted(int(name[len(PREFIX) :]) for name in names if name[len(PREFIX) :].isdigit())
+    if not any(folder.glob(f"{PREFIX}_*")):
+        return []  # without importing orbax
+    import orbax.checkpoint as ocp
+
+    return sorted(ocp.utils.checkpoint_steps(folder))
 
 
-def save(saving: Saving, step: int, tree: PyTree, configuration: dict[str, str], score: float) -> bool:
-    """Writes one checkpoint; a full disk or the like gives a warning, and the run goes on."""
-    target = saving.path / f"{PREFIX}{step:09d}"
-    if target.exists():
-        return True
-    temporary = saving.path / f"{PARTIAL}{step:09d}"
-    try:
-        _sweep_partial(saving)
-        _checkpointer().save(temporary, _leaves(tree))
-        manifest = {
-            "step": step,
-            "score": score,
-            "configuration": configuration,
-            "sha256": {str(path.relative_to(temporary)): _digest(path) for path in _files(temporary)},
+class Checkpoints:
+    """The checkpoints of one run, of which this process is the only writer."""
+
+    def __init__(self, saving: Saving, manager: Any):
+        self.saving, self.manager = saving, manager
+        self.recorded = 0
+        """up to which step the history is on disk"""
+
+    def save(self, saved: Saved, score: float) -> bool:
+        """Writes one checkpoint; a full disk or the like gives a warning, and the run goes on."""
+        import orbax.checkpoint as ocp
+
+        if saved.step in self.manager.all_steps():
+            return True
+        about = {
+            "configuration": saved.configuration,
+            "next_step": saved.next_step,
+            "sha256": {name: digest(leaf) for name, leaf in saved.arrays.items()},
         }
-        with open(temporary / "manifest.json", "w") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except Exception as error:
-        _sweep_partial(saving)
-        saved = steps_saved(saving.path)
-        warnings.warn(
-            f"could not save step {step} in {saving.folder}: {error}. The run goes on; the last step that is safe "
-            f"is {saved[-1] if saved else 'none'}. Free some space or permissions there.",
-            stacklevel=2,
-        )
-        return False
-    _forget_old(saving)
-    return True
-
-
-def restore(saving: Saving, like: PyTree, configuration: dict[str, str]) -> PyTree | None:
-    """The newest checkpoint that is whole, as a tree like `like`; None where there is none.
-
-    A damaged one is passed over with a warning; one made with another configuration is refused.
-    """
-    for step in reversed(steps_saved(saving.path)):
-        path = saving.path / f"{PREFIX}{step:09d}"
         try:
-            manifest = json.loads((path / "manifest.json").read_text())
-            for name, digest in manifest["sha256"].items():
-                if _digest(path / name) != digest:
-                    raise ValueError(f"{name} has changed since it was written")
-            _same_configuration(manifest["configuration"], configuration, saving)
-            stored = _checkpointer().restore(path)
-        except ConfigurationError:
-            raise
+            if saved.step > self.recorded:
+                write_arrays(self._part(self.recorded, saved.step), saved.history)
+            items = ocp.args.Composite(
+                arrays=ocp.args.StandardSave(saved.arrays),
+                about=ocp.args.JsonSave(about),  # pyright: ignore
+            )
+            # A number that is none would count as the best.
+            self.manager.save(saved.step, args=items, metrics={"upper": score if np.isfinite(score) else 1e308})
         except Exception as error:
+            self._part(self.recorded, saved.step).unlink(missing_ok=True)
+            self.manager.reload()
+            steps = self.manager.all_steps()
             warnings.warn(
-                f"the checkpoint {path.name} is damaged ({error}); it is set aside as damaged-{path.name}, and an "
-                "older one is used.",
+                f"could not save step {saved.step} in {self.saving.folder}: {error}. The run goes on; the last step "
+                f"that is safe is {max(steps) if steps else 'none'}. Free some space or permissions there.",
                 stacklevel=2,
             )
-            shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
-            os.replace(path, path.with_name(f"damaged-{path.name}"))
-            continue
-        leaves, structure = jax.tree.flatten(like)
-        return jax.tree.unflatten(structure, [_like(stored[f"{i:05d}"], leaf) for i, leaf in enumerate(leaves)])
-    return None
+            return False
+        self.recorded = saved.step
+        return True
+
+    def restore(self) -> Saved | None:
+        """The newest checkpoint that is whole; None where there is none. A damaged one is set aside with a warning."""
+        for step in sorted(self.manager.all_steps(), reverse=True):
+            try:
+                saved = self._read(step)
+            except Exception as error:
+                self._set_aside(step, error)
+                continue
+            self.recorded = step
+            for later in (part for part, _, end in self._parts() if end > step):
+                later.unlink()
+            return saved
+        return None
+
+    def _read(self, step: int) -> Saved:
+        import orbax.checkpoint as ocp
+
+        items = ocp.args.Composite(arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore())  # pyright: ignore
+        read = self.manager.restore(step, args=items)
+        arrays, about = dict(read["arrays"]), read["about"]
+        for name, expected in about["sha256"].items():
+            if digest(arrays[name]) != expected:
+                raise ValueError(f"{name} has changed since it was written")
+        history = read_history(self.saving.path, step)
+        return Saved(step, arrays, about["configuration"], about["next_step"], history)
+
+    def _set_aside(self, step: int, error: Exception) -> None:
+        path = self.saving.path / f"{PREFIX}_{step:09d}"
+        warnings.warn(
+            f"the checkpoint {path.name} is damaged ({error}); it is set aside as damaged-{path.name}, and an older "
+            "one is used.",
+            stacklevel=2,
+        )
+        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
+        os.replace(path, path.with_name(f"damaged-{path.name}"))
+        self.manager.reload()
+
+    def _part(self, begin: int, end: int) -> Path:
+        return self.saving.path / HISTORY / f"{begin:09d}-{end:09d}.npz"
+
+    def _parts(self) -> list[tuple[Path, int, int]]:
+        return history_parts(self.saving.path)
 
 
-def fingerprint(tree: PyTree) -> str:
-    """A short text that differs between trees of different numbers, shapes or types."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        array = np.asarray(plain(leaf))
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
+def history_parts(folder: Path) -> list[tuple[Path, int, int]]:
+    """The files of a run's history with their first step and the step after their last, in order."""
+    found = []
+    for path in (folder / HISTORY).glob("*-*.npz"):
+        begin, _, end = path.stem.partition("-")
+        if begin.isdecimal() and end.isdecimal():
+            found.append((path, int(begin), int(end)))
+    return sorted(found, key=lambda part: part[1:])
 
 
-class ConfigurationError(ValueError):
-    """A run was to be resumed with other settings than it was begun with."""
+def read_history(folder: Path, until: int | None = None) -> dict[str, np.ndarray]:
+    """What a run has recorded, up to step `until`, by name; empty where nothing is saved."""
+    parts, reached = [], 0
+    for path, begin, end in history_parts(folder):
+        if begin == reached and (until is None or end <= until):
+            parts.append(read_arrays(path))
+            reached = end
+    if until is not None and reached != until:
+        raise ValueError(f"its history ends at step {reached}")
+    if not parts:
+        return {}
+    axis = parts[0][".upper"].ndim - 1  # 1 where there are many starts
+    return {name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]}
 
 
-def _same_configuration(stored: dict[str, str], now: dict[str, str], saving: Saving) -> None:
-    differ = [name for name in sorted({*stored, *now}) if stored.get(name) != now.get(name)]
-    if differ:
-        lines = [f"  {name}: saved {stored.get(name, 'nothing')}, now {now.get(name, 'nothing')}" for name in differ]
+def check_configuration(saved: Saved, now: dict[str, str], saving: Saving) -> None:
+    """Refuses to go on with a run that was begun with other settings, and says which."""
+    then = saved.configuration
+    differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    lines = [f"  {name}: saved {then.get(name, 'nothing')}, now {now.get(name, 'nothing')}" for name in differ]
+    _refuse(lines, saving)
+
+
+def check_next_step(saved: Saved, now: dict[str, float], rough: float, saving: Saving) -> None:
+    """Refuses to go on where the next outer step is no longer what it was when the checkpoint was made.
+
+    This finds whatever has changed of objectives, optimisers, sets and data, by what it does: their text may change
+    with a version of JAX, and a function's name says nothing. `rough` is the relative difference that rounding makes.
+    """
+    lines = []
+    for name, before in saved.next_step.items():
+        value = now.get(name, np.nan)
+        if not np.isclose(value, before, rtol=rough, atol=1e-4 * rough, equal_nan=True):
+            lines.append(f"  the next step's {name}: saved {before:.9g}, now {value:.9g}")
+    if lines:
+        lines.append("  (objectives, optimisers, sets or data are others than they were)")
+    _refuse(lines, saving)
+
+
+def _refuse(lines: list[str], saving: Saving) -> None:
+    if lines:
         raise ConfigurationError(
             f"the run in {saving.folder} was begun with another configuration, so it cannot go on:\n"
             + "\n".join(lines)
@@ -199,57 +283,36 @@ def _same_configuration(stored: dict[str, str], now: dict[str, str], saving: Sav
         )
 
 
-def _sweep_partial(saving: Saving) -> None:
-    for leftover in saving.path.glob(PARTIAL + "*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+def fingerprint(tree: PyTree) -> str:
+    """A short text that differs between trees of different numbers, shapes or types."""
+    return hashlib.sha256("".join(digest(leaf) for leaf in named_leaves(tree).values()).encode()).hexdigest()[:16]
 
 
-def _forget_old(saving: Saving) -> None:
-    steps = steps_saved(saving.path)
-
-    def score(step: int) -> float:
-        try:
-            return json.loads((saving.path / f"{PREFIX}{step:09d}" / "manifest.json").read_text())["score"]
-        except (OSError, ValueError, KeyError):
-            return math.inf
-
-    best = min(steps, key=score)
-    for step in steps[: -saving.keep]:
-        if step != best:
-            shutil.rmtree(saving.path / f"{PREFIX}{step:09d}", ignore_errors=True)
+def digest(leaf: Any) -> str:
+    """SHA-256 of an array's type, shape and content."""
+    array = np.asarray(jax.device_get(leaf))
+    found = hashlib.sha256(f"{array.dtype}{array.shape}".encode())
+    found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
-def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
-    return {f"{i:05d}": np.asarray(plain(leaf)) for i, leaf in enumerate(jax.tree.leaves(tree))}
-
-
-def plain(leaf: Any) -> Any:
-    """A leaf as an array that NumPy can hold: random keys as their numbers."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _like(stored: np.ndarray, leaf: Any) -> Any:
-    if _is_key(leaf):
-        return jax.random.wrap_key_data(jnp.asarray(stored), impl=jax.random.key_impl(leaf))
-    return jnp.asarray(stored) if isinstance(leaf, jax.Array) else np.asarray(stored)
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _checkpointer() -> Any:
-    import logging
-
+def _manager(saving: Saving) -> Any:
     import orbax.checkpoint as ocp
+    from orbax.checkpoint import checkpoint_managers as kinds
 
     logging.getLogger("absl").setLevel(logging.ERROR)
-    return ocp.PyTreeCheckpointer()
+    keep = [
+        kinds.LatestN(saving.keep),
+        kinds.BestN(get_metric_fn=lambda metrics: metrics["upper"], reverse=True, n=1),
+    ]
+    return ocp.CheckpointManager(
+        saving.path,
+        options=ocp.CheckpointManagerOptions(
+            step_prefix=PREFIX,
+            step_format_fixed_length=9,
+            preservation_policy=kinds.AnyPreservationPolicy(keep),
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=True,
+            save_root_metadata=False,
+        ),
+    )

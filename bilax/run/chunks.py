@@ -1,151 +1,299 @@
-"""Long runs: chunks of outer steps with progress, callbacks, saving, signals and data that are read ahead."""
+"""A run in chunks: compiled steps, and between them progress, callbacks, saving and signals."""
 
 import contextlib
-import itertools
-import queue
+import ctypes
+import functools
 import re
 import signal
-import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
+import optax
 from jaxtyping import Array, PyTree
 
+from bilax.problem.trees import from_named, named_leaves
+from bilax.problem.variables import Fixed
 from bilax.run import checkpoint
-from bilax.run.callbacks import latest
-from bilax.run.checkpoint import Saving
-from bilax.run.solution import History, Solution, Status
-from bilax.run.solve import Batches, Loop, State, advance, begin, finish
+from bilax.run.callbacks import Snapshot
+from bilax.run.checkpoint import Checkpoints, Saved, Saving
+from bilax.run.data import Batches, Reader
+from bilax.run.loop import Loop, Point, State, advance, begin, finish
+from bilax.run.options import RunOptions
+from bilax.run.progress import display
+from bilax.run.solution import History, Interrupted, Solution, Status
 
 CHUNK_SECONDS = 0.5
 """how often a person sees something"""
 CAPACITY = 1 << 16
 """outer steps in one chunk at the most: bounds the buffers that hold its history"""
-BATCH_BYTES = 16 << 20
-"""of data that are on the device ahead of time"""
-
-
-class Watch(NamedTuple):
-    """What is to happen beside the run itself; see `solve`."""
-
-    progress: bool
-    callbacks: Sequence[Callable[[Any, History], Any]]
-    strict_callbacks: bool
-    saving: Saving | None
-    resume: bool
-    time_limit: float | None
-
 
 _begin, _advance, _finish = eqx.filter_jit(begin), eqx.filter_jit(advance), eqx.filter_jit(finish)
 
 
-def drive(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int, watch: Watch) -> Solution:
-    """Runs `steps` outer steps in chunks and returns to Python only between them."""
-    began = time.monotonic()
-    source, batch = None, None
-    if isinstance(loop.data, Batches):
-        source, batch, loop = loop.data.source, loop.data.first, loop._replace(data=())
-    state = _begin(loop, x0, y0, key, batch)
-    capacity = min(steps, CAPACITY) if batch is None else _batch_capacity(batch, steps)
-    history, saver = [], None
-    with contextlib.ExitStack() as stack:
-        if watch.saving is not None:
-            saver = _Saver(watch.saving, _configuration(loop, state, batch))
-            stack.enter_context(checkpoint.opened(watch.saving, resume=watch.resume))
-            if watch.resume:
-                state, history = saver.restore(state, _empty_history(loop, state, batch))
-        ended, pace, done = Status.step_limit, _Pace(capacity), int(state.step)
-        received = stack.enter_context(_signals())
-        display = stack.enter_context(_display(watch.progress, steps, done))
-        reader = None
-        if source is not None:
-            # The batch of the last step taken comes first: the end point is evaluated on it.
-            reader = stack.enter_context(_Reader(source, max(done - 1, 0), capacity))
-            if done and (last := reader.take(1))[0]:
-                batch = _entry(last[1], 0)
-        while done < steps and int(state.status) == Status.running:
-            count = min(pace.count, steps - done)
-            if saver is not None:
-                count = saver.until_next(done, count)
-            batches = None
+class Plan(NamedTuple):
+    """What is to be run, and where it starts."""
+
+    loop: Loop
+    x0: PyTree
+    y0: PyTree
+    key: Array
+    steps: int
+    fixed: Fixed
+    """what of x and y is no variable"""
+
+
+def drive(plan: Plan, options: RunOptions) -> Solution:
+    """Runs all outer steps in chunks and returns to Python only between them."""
+    _keep_memory()
+    return _Drive(plan, options).run()
+
+
+@functools.cache
+def _keep_memory() -> None:
+    """Has glibc keep large buffers for the next chunk in place of giving them back to the system.
+
+    Each chunk allocates the same ones again, and the system clears every page anew: that cost hyper-cleaning a fifth
+    of its time. It holds for the whole process, on Linux with CPU alone.
+    """
+    if jax.default_backend() == "cpu":
+        with contextlib.suppress(OSError, AttributeError):
+            mallopt = ctypes.CDLL(None).mallopt
+            mmap_max, trim_threshold = -4, -1
+            mallopt(mmap_max, 0)
+            mallopt(trim_threshold, 2**31 - 1)
+
+
+class _Drive:
+    """One run in chunks: its state, and what has been recorded."""
+
+    def __init__(self, plan: Plan, options: RunOptions):
+        self.began = time.monotonic()
+        self.plan, self.options, self.loop = plan, options, plan.loop
+        self.batches, self.batch = None, None
+        if isinstance(self.loop.data, Batches):
+            self.batches, self.batch, self.loop = self.loop.data, self.loop.data.first, self.loop._replace(data=())
+        self.capacity = min(plan.steps, CAPACITY) if self.batches is None else self.batches.capacity(plan.steps)
+        self.state: State = _begin(self.loop, plan.x0, plan.y0, plan.key, self.batch)
+        self.parts: list[History] = []
+        self.fresh: list[History] = []
+        """what was recorded since the last checkpoint"""
+        self.received: list[int] = []
+        self.batch_is_last = True
+        """whether `batch` is that of the last step taken"""
+
+    def run(self) -> Solution:
+        """From the start, or from where it was saved, to the end."""
+        options, steps = self.options, self.plan.steps
+        with contextlib.ExitStack() as stack:
+            saver = None
+            if options.saving is not None:
+                checkpoints = stack.enter_context(checkpoint.opened(options.saving, resume=options.resume))
+                saver = _Saver(options.saving, checkpoints, self._configuration())
+                stack.enter_context(_signals(self.received))
+            stored = saver.checkpoints.restore() if saver is not None and options.resume else None
+            if stored is not None:
+                self._take_up(stored)
+            show = stack.enter_context(display(options.progress, steps, self.done))
+            reader = stack.enter_context(self._reader()) if self.batches is not None else None
+            # Data that have become shorter are told as such, not as another configuration.
+            if stored is not None and self.batch_is_last:
+                assert options.saving is not None
+                rough = 10 * float(np.sqrt(jnp.finfo(self.state.good.upper.dtype).eps))
+                checkpoint.check_next_step(stored, self._next_step(), rough, options.saving)
+            had_ended = stored is not None and any(c.stops() for c in options.callbacks if hasattr(c, "stops"))
+            ended = Status.stopped_by_callback if had_ended else self._go_on(saver, reader, show)
+            if saver is not None and self.done:
+                saver.save(self)
+        point, status = jax.device_get(_finish(self.loop, self.state, jnp.asarray(ended), self.batch))
+        solution = finished(point, status, np.asarray(self.state.step), self._history(), self.plan.fixed)
+        if ended in (Status.interrupted, Status.terminated):
+            raise Interrupted(solution)
+        return solution
+
+    @property
+    def done(self) -> int:
+        """Outer steps taken; of many starts by the one that took most."""
+        return int(np.max(self.state.step))
+
+    def _go_on(self, saver: "_Saver | None", reader: Reader | None, show: Any) -> Status:
+        pace, steps = _Pace(self.capacity), self.plan.steps
+        while self.done < steps and np.any(np.asarray(self.state.status) == Status.running):
+            count, batches = self._until_due(saver, min(pace.count, steps - self.done)), None
             if reader is not None:
                 try:
                     count, batches = reader.take(count)
                 except Exception:
-                    if saver is not None and done:
-                        saver.save(state, history)
+                    self._save_before_leaving(saver)
                     raise
                 if count == 0:
-                    ended = Status.data_ended
-                    break
+                    return self._why_stop() or Status.data_ended
+            before = self.done
             with pace.timing(count):
-                state, part = _advance(loop, state, jnp.asarray(count), capacity, batches)
-                taken, done = int(state.step) - done, int(state.step)
+                self.state, part = _advance(self.loop, self.state, *self._chunk(count, batches))
+                taken = self.done - before
             if batches is not None and taken:
-                batch = _entry(batches, taken - 1)
-            history.append(jax.tree.map(lambda leaf, n=taken: np.array(leaf[:n]), jax.device_get(part)))
-            display(done, history)
-            stop = _stop(watch, state, history, received, began)
+                self.batch = _entry(batches, taken - 1)
+            self._record(jax.device_get(part), taken)
+            show(self.done, self.parts[-1])
+            # Callbacks first: the state is saved after a signal, and they would never see this step again.
+            try:
+                stop = self._any_callback_stops()
+            except BaseException:
+                self._save_before_leaving(saver)
+                raise
+            stop = self._why_stop() or (Status.stopped_by_callback if stop else None)
             if stop is not None:
-                ended = stop
-                break
+                return stop
             # After the callbacks, so that none misses a step of a run that was killed.
-            if saver is not None and saver.due(done):
-                saver.save(state, history)
-        if saver is not None and done:
-            saver.save(state, history)
-    point, status = jax.device_get(_finish(loop, state, jnp.asarray(ended), batch))
-    whole = _join(history) if history else _empty_history(loop, state, batch)
-    return Solution(**point._asdict(), status=status, steps=done, history=whole).trimmed()
+            if saver is not None and saver.due(self.done):
+                saver.save(self)
+        return Status.step_limit
+
+    def _chunk(self, count: int, batches: PyTree) -> tuple[Array, int, PyTree]:
+        return jnp.asarray(count), self.capacity, batches
+
+    def _until_due(self, saver: "_Saver | None", count: int) -> int:
+        """At most `count` steps, so that no checkpoint or callback that is due at a step is passed by."""
+        every = [getattr(callback, "every", None) for callback in self.options.callbacks]
+        every += [saver.saving.every_steps] if saver is not None else []
+        return min([count, *(n - self.done % n for n in every if n)])
+
+    def _why_stop(self) -> Status | None:
+        if self.received:
+            return Status.interrupted if self.received[0] == signal.SIGINT else Status.terminated
+        limit = self.options.time_limit
+        if limit is not None and time.monotonic() - self.began >= limit:
+            return Status.time_limit
+        return None
+
+    def _any_callback_stops(self) -> bool:
+        due = [c for c in self.options.callbacks if self.done % (getattr(c, "every", None) or 1) == 0]
+        if not due:
+            return False
+        history, state = self._history(), self.snapshot()
+        answers = [np.asarray(callback(state, history)) for callback in due]
+        return any(answer.dtype == bool and bool(answer) for answer in answers)
+
+    def _save_before_leaving(self, saver: "_Saver | None") -> None:
+        if saver is not None and self.done:
+            saver.save(self)
+
+    def _record(self, part: History, taken: int) -> None:
+        part = jax.tree.map(lambda leaf: np.array(leaf[:, :taken] if self.loop.many else leaf[:taken]), part)
+        self.parts.append(part)
+        if self.options.saving is not None:
+            self.fresh.append(part)
+
+    def _history(self) -> History:
+        self.parts = [self._join(self.parts)]
+        return self.parts[0]
+
+    def _join(self, parts: list[History]) -> History:
+        if not parts:
+            shape = eqx.filter_eval_shape(advance, self.loop, self.state, *self._chunk(0, self._room(self.batch)))[1]
+            empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shape)
+            return jax.tree.map(lambda leaf: leaf[:, :0] if self.loop.many else leaf[:0], empty)
+        axis = 1 if self.loop.many else 0
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *parts)
+
+    def _room(self, batch: Any) -> PyTree:
+        """One batch in front of room for a chunk's."""
+        if batch is None:
+            return None
+        return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (self.capacity, *np.shape(leaf))), batch)
+
+    def snapshot(self) -> Snapshot:
+        """The state as callbacks see it."""
+        x, z = self.loop.algorithm.point(self.state.carry)
+        fixed, good = self.plan.fixed, self.state.good
+        good = good._replace(x=fixed.join_x(good.x), z=fixed.join_y(good.z), y=fixed.join_y(good.y))
+        return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, good)
+
+    def saved(self, configuration: dict[str, str]) -> Saved:
+        """All that a checkpoint holds of this moment."""
+        arrays = named_leaves(self.state, "state")
+        for i, callback in enumerate(self.options.callbacks):
+            if hasattr(callback, "saved"):
+                arrays |= {f"callback {i} {name}": np.asarray(value) for name, value in callback.saved().items()}
+        fresh = named_leaves(self._join(self.fresh)) if self.fresh else {}
+        return Saved(self.done, arrays, configuration, self._next_step(), fresh)
+
+    def _take_up(self, stored: Saved) -> None:
+        """Goes on from what was saved."""
+        assert self.options.saving is not None
+        checkpoint.check_configuration(stored, self._configuration(), self.options.saving)
+        try:
+            self.state = from_named(stored.arrays, self.state, "state")
+            self.parts = [from_named(stored.history, self._join([]))]
+        except KeyError as error:
+            raise checkpoint.ConfigurationError(
+                f"the run in {self.options.saving.folder} was saved by another version of bilax or of its method: it "
+                f"lacks {error}. Go on with that version, or choose another folder."
+            ) from None
+        state = self.snapshot()
+        for i, callback in enumerate(self.options.callbacks):
+            if hasattr(callback, "restore"):
+                prefix = f"callback {i} "
+                own = {name.removeprefix(prefix): v for name, v in stored.arrays.items() if name.startswith(prefix)}
+                callback.restore(own, state)
+
+    def _reader(self) -> Reader:
+        assert self.batches is not None
+        # The batch of the last step taken comes first: the end point is evaluated on it.
+        skip = max(self.done - 1, 0)
+        reader = Reader(self.batches, skip, self.plan.steps - skip, self.capacity, lambda: self._why_stop() is not None)
+        if self.done:
+            taken, batches = reader.take(1)
+            self.batch_is_last = bool(taken)
+            self.batch = _entry(batches, 0) if taken else self.batch
+        return reader
+
+    def _configuration(self) -> dict[str, str]:
+        """What can be named of all that must be the same for a run to go on; `_next_step` is for the rest."""
+        data = self.loop.data
+        read = callable(data) or self.batches is not None
+        return {
+            # Not the optimisers, whose text is that of closures.
+            "method": _text(getattr(self.loop.algorithm, "method", self.loop.algorithm)),
+            "sets": _text((self.loop.problem.x_set, self.loop.problem.y_set)),
+            "arrays in the problem or method": checkpoint.fingerprint(
+                eqx.filter((self.loop.problem, self.loop.algorithm), eqx.is_array)
+            ),
+            "x0": checkpoint.fingerprint(self.plan.x0),
+            "y0": checkpoint.fingerprint(self.plan.y0),
+            "key": checkpoint.fingerprint(self.plan.key),
+            "data": "read while running" if read else checkpoint.fingerprint(eqx.filter(data, eqx.is_array)),
+        }
+
+    def _next_step(self) -> dict[str, float]:
+        """What the next outer step gives, computed and not taken."""
+        after, _ = _advance(self.loop, self.state, *self._chunk(1, self._room(self.batch)))
+        point = self.loop.algorithm.point
+        moves = zip(point(after.carry), point(self.state.carry), strict=True)
+        x, z = (float(optax.tree.norm(jax.tree.map(jnp.subtract, new, old))) for new, old in moves)
+        upper, lower = (float(np.mean(value)) for value in (after.good.upper, after.good.lower))
+        return {"upper": upper, "lower": lower, "move of x": x, "move of z": z}
 
 
 def _entry(batches: PyTree, i: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[i], batches)
 
 
-def _stop(watch: Watch, state: State, history: list[History], received: list[int], began: float) -> Status | None:
-    """Why the run should end here, if it should."""
-    # Callbacks first: the state is saved after a signal, and they would never see this step again.
-    by_callback = bool(watch.callbacks) and _any_callback_stops(watch, state, history)
-    if received:
-        return Status.interrupted if received[0] == signal.SIGINT else Status.terminated
-    if by_callback:
-        return Status.stopped_by_callback
-    if watch.time_limit is not None and time.monotonic() - began >= watch.time_limit:
-        return Status.time_limit
-    return None
+def finished(good: Point, status: Any, steps: Any, history: History, fixed: Fixed) -> Solution:
+    """What a run returns."""
+    point = good._replace(x=fixed.join_x(good.x), z=fixed.join_y(good.z), y=fixed.join_y(good.y))
+    solution = Solution(**point._asdict(), status=status, steps=steps, history=history)
+    return solution if np.ndim(steps) else solution.trimmed()
 
 
-def _any_callback_stops(watch: Watch, state: State, history: list[History]) -> bool:
-    history[:] = [_join(history)]
-    stop = False
-    for callback in watch.callbacks:
-        try:
-            answer = np.asarray(callback(state, history[0]))
-            stop |= answer.dtype == bool and bool(answer)
-        except Exception as error:
-            if watch.strict_callbacks:
-                raise
-            warnings.warn(f"the callback {callback} failed and was passed over: {error!r}", stacklevel=2)
-    return stop
-
-
-def _join(parts: list[History]) -> History:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-
-
-def _empty_history(loop: Loop, state: State, batch: Any) -> History:
-    batches = None if batch is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-    shape = eqx.filter_eval_shape(advance, loop, state, jnp.asarray(0), 1, batches)[1]
-    return jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), shape)
+def _text(thing: Any) -> str:
+    return re.sub(r"\s+|0x[0-9a-f]+", " ", str(thing))
 
 
 class _Pace:
@@ -167,139 +315,31 @@ class _Pace:
 
 
 class _Saver:
-    """When to save, and what."""
+    """When to save."""
 
-    def __init__(self, saving: Saving, configuration: dict[str, str]):
-        self.saving, self.configuration, self.last = saving, configuration, time.monotonic()
-
-    def restore(self, state: State, empty: History) -> tuple[State, list[History]]:
-        stored = checkpoint.restore(self.saving, (state, empty), self.configuration)
-        return (state, []) if stored is None else (stored[0], [stored[1]])
-
-    def until_next(self, step: int, count: int) -> int:
-        every = self.saving.every_steps
-        return count if every is None else min(count, every - step % every)
+    def __init__(self, saving: Saving, checkpoints: Checkpoints, configuration: dict[str, str]):
+        self.saving, self.checkpoints, self.configuration = saving, checkpoints, configuration
+        self.last = time.monotonic()
 
     def due(self, step: int) -> bool:
+        """Whether it is time for a checkpoint."""
         every, seconds = self.saving.every_steps, self.saving.every_seconds
         by_steps = every is not None and step % every == 0
         return by_steps or (seconds is not None and time.monotonic() - self.last >= seconds)
 
-    def save(self, state: State, history: list[History]) -> None:
-        history[:] = [_join(history)]
-        score = float(state.good.upper)
-        checkpoint.save(self.saving, int(state.step), (state, history[0]), self.configuration, score)
+    def save(self, run: _Drive) -> None:
+        """Saves where the run is; what could not be written is written with the next one."""
+        score = float(np.mean(run.state.good.upper))
+        if self.checkpoints.save(run.saved(self.configuration), score):
+            run.fresh = []
         self.last = time.monotonic()
 
 
-def _configuration(loop: Loop, state: State, batch: Any) -> dict[str, str]:
-    """What must be the same for a run to go on: named where there is a name, the traced program for the rest."""
-    batches = None if batch is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-    program = eqx.filter_make_jaxpr(advance)(loop, state, jnp.asarray(0), 1, batches)[0]
-    text = re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr))
-    # What objectives, sets and step sizes hold as arrays is no part of the text.
-    arrays = [jax.tree.leaves(eqx.filter(loop._replace(data=()), eqx.is_array)), _constants(program)]
-    return {
-        "method": re.sub(r"\s+|0x[0-9a-f]+", " ", str(loop.phi.method)),
-        "x0": checkpoint.fingerprint(state.x),
-        "y0": checkpoint.fingerprint(state.z),
-        "key": checkpoint.fingerprint(state.key),
-        "data": "read while running" if callable(loop.data) or batch is not None else checkpoint.fingerprint(loop.data),
-        "program (objectives, optimisers, sets, record)": checkpoint.fingerprint(
-            [np.frombuffer(text.encode(), np.uint8), arrays]
-        ),
-    }
-
-
-def _constants(program: core.ClosedJaxpr) -> list[Any]:
-    """The arrays that a traced program holds, in whatever depth."""
-    found = list(program.consts)
-    for eqn in program.jaxpr.eqns:
-        found += [atom.val for atom in eqn.invars if isinstance(atom, core.Literal) and np.ndim(atom.val)]
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
-            if isinstance(inner, core.Jaxpr):
-                inner = core.ClosedJaxpr(inner, ())
-            if isinstance(inner, core.ClosedJaxpr):
-                found += _constants(inner)
-    return found
-
-
-def _is_program(value: Any) -> bool:
-    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
-
-
-class _Reader:
-    """Reads batches ahead in a thread and stacks them for one chunk."""
-
-    def __init__(self, source: Iterable[tuple[Any, ...]], skip: int, capacity: int):
-        self.capacity = capacity
-        self.queue: queue.Queue[Any] = queue.Queue(maxsize=2 * capacity)
-        self.ended, self.failure, self.closing = False, None, False
-        self.thread = threading.Thread(target=self._read, args=(source, skip), daemon=True)
-        self.thread.start()
-
-    def _read(self, source: Iterable[tuple[Any, ...]], skip: int) -> None:
-        try:
-            starting_at = getattr(source, "starting_at", None)
-            batches = starting_at(skip) if starting_at else itertools.islice(source, skip, None)
-            shapes = None
-            for number, batch in enumerate(batches, skip):
-                found = jax.tree.map(np.shape, batch)
-                shapes = shapes or found
-                if found != shapes:
-                    raise ValueError(
-                        f"batch {number} has the shapes {found}, those before it {shapes}. All must be alike: leave "
-                        "out a last batch that is shorter."
-                    )
-                while not self.closing:
-                    with contextlib.suppress(queue.Full):
-                        self.queue.put(batch, timeout=0.2)
-                        break
-                if self.closing:
-                    return
-        except BaseException as error:
-            self.failure = error
-        self.queue.put(None)
-
-    def take(self, count: int) -> tuple[int, PyTree]:
-        """Up to `count` batches, stacked in front of room for the capacity, so that the shape never changes."""
-        taken = []
-        while len(taken) < count and not self.ended:
-            batch = self.queue.get()
-            if batch is None:
-                self.ended = True
-            else:
-                taken.append(batch)
-        if self.failure is not None and not taken:
-            raise RuntimeError(f"reading the data failed: {self.failure!r}") from self.failure
-        if not taken:
-            return 0, None
-        return len(taken), jax.tree.map(self._stack, *taken)
-
-    def _stack(self, *leaves: Any) -> np.ndarray:
-        first = np.asarray(leaves[0])
-        room = np.empty((self.capacity, *first.shape), first.dtype)
-        np.stack(leaves, out=room[: len(leaves)])
-        return room
-
-    def __enter__(self) -> "_Reader":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.closing = True
-
-
-def _batch_capacity(batch: tuple[Any, ...], steps: int) -> int:
-    size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
-    return int(np.clip(BATCH_BYTES // max(size, 1), 1, min(steps, 256)))
-
-
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM so that a run ends between chunks; a second Ctrl-C breaks off at once."""
-    received: list[int] = []
+def _signals(received: list[int]) -> Iterator[None]:
+    """Collects Ctrl-C and SIGTERM so that a run is saved between chunks; a second Ctrl-C breaks off at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield received
+        yield
         return
 
     def note(number: int, frame: Any) -> None:
@@ -309,70 +349,7 @@ def _signals() -> Iterator[list[int]]:
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _display(progress: bool, steps: int, done: int) -> Iterator[Callable[[int, list[History]], None]]:
-    """Shows progress with rich on a terminal, as plain lines elsewhere, or not at all."""
-    if not progress:
-        yield lambda step, history: None
-    elif not sys.stderr.isatty():
-        yield _Lines(steps, done)
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True)) as bar:
-            task = bar.add_task("", total=steps, completed=done, text="compiling", rate="")
-            clock = _Rate(done)
-
-            def show(step: int, history: list[History]) -> None:
-                bar.update(task, completed=step, text=_words(history), rate=f"{clock(step):.3g}/s")
-
-            yield show
-
-
-class _Lines:
-    """One plain line now and then, for logs."""
-
-    def __init__(self, steps: int, done: int):
-        self.steps, self.clock, self.last = steps, _Rate(done), time.monotonic() - 1e9
-
-    def __call__(self, step: int, history: list[History]) -> None:
-        rate = self.clock(step)
-        if step < self.steps and time.monotonic() - self.last < 5:
-            return
-        self.last = time.monotonic()
-        left = (self.steps - step) / rate if rate else float("nan")
-        print(
-            f"step {step}/{self.steps}  {rate:.3g}/s  {left:.0f} s left  {_words(history)}", file=sys.stderr, flush=True
-        )
-
-
-class _Rate:
-    """Outer steps per second since the first call, so that compilation does not count."""
-
-    def __init__(self, done: int):
-        self.begin, self.first = None, done
-
-    def __call__(self, step: int) -> float:
-        if self.begin is None:
-            self.begin, self.first = time.monotonic(), step
-        return (step - self.first) / max(time.monotonic() - self.begin, 1e-9)
-
-
-def _words(history: list[History]) -> str:
-    if not history or not len(history[-1].upper):
-        return ""
-    now = latest(history[-1])
-    return f"upper {now['upper']:.5g}  lower {now['lower']:.5g}  residual {now['residual']:.2g}  k̄ {now['k_bar']:.0f}"

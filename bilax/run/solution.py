@@ -25,6 +25,9 @@ class Status(enum.IntEnum):
     interrupted = 9
     terminated = 10
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def message(self) -> str:
         """One sentence for a person."""
@@ -56,16 +59,28 @@ _MESSAGES = {
     Status.stopped_by_callback: "A callback ended the run.",
     Status.time_limit: "The time limit was reached; resume the run, or give it more time.",
     Status.data_ended: "The data ended before the steps did; give an iterable that goes on, or fewer steps.",
-    Status.interrupted: "Ctrl-C ended the run; if it was being saved, resume=True goes on from here.",
-    Status.terminated: "SIGTERM ended the run; if it was being saved, resume=True goes on from here.",
+    Status.interrupted: "Ctrl-C ended the run after it was saved; resume=True goes on from here.",
+    Status.terminated: "SIGTERM ended the run after it was saved; resume=True goes on from here.",
 }
+
+
+def _how(solution: "Solution") -> str:
+    return f"{solution.ended.name} after {np.max(solution.steps)} outer steps. {solution.ended.message}"
 
 
 class BilevelError(RuntimeError):
     """Raised by `solve(throw=True)` where a run breaks off; `solution` is the last finite point."""
 
     def __init__(self, solution: "Solution"):
-        super().__init__(f"{solution.status.name} after {solution.steps} outer steps. {solution.status.message}")
+        super().__init__(_how(solution))
+        self.solution = solution
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised where Ctrl-C or SIGTERM ended a run that was being saved, once it is safe; `solution` is where it was."""
+
+    def __init__(self, solution: "Solution"):
+        super().__init__(_how(solution))
         self.solution = solution
 
 
@@ -79,6 +94,7 @@ class History(NamedTuple):
     residual: Any
     """‖R_α(x, y_k̄)‖"""
     k_bar: Any
+    """0 for algorithms that do not choose an iterate"""
     grad_x_norm: Any
     grad_z_norm: Any
     """zero for starts that are not optimised"""
@@ -103,6 +119,12 @@ class Solution(eqx.Module):
     steps: Any
     """outer steps taken"""
     history: History
+
+    @property
+    def ended(self) -> Status:
+        """How the run ended; of several starts, how the one ended that is most to be worried about."""
+        statuses = [Status(int(status)) for status in np.atleast_1d(self.status)]
+        return max(statuses, key=lambda status: (status.failed, status))
 
     def __repr__(self) -> str:
         if np.ndim(self.steps):

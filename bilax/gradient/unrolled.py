@@ -1,0 +1,90 @@
+"""Derivatives of the steps that were taken: reverse and forward mode along the trajectory."""
+
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from bilax.follower.trajectory import replay, segment_length, sweep
+from bilax.gradient.rule import Cotangents, FollowerRun
+
+if TYPE_CHECKING:
+    from bilax.gradient.method import Method
+
+
+class Reverse(eqx.Module):
+    """Reverse mode along the trajectory, from k̄ down to k̄ − window (0 by default).
+
+    Exact unless the window cuts it. A cut treats s_{k̄−window} as constant, so the z-gradient is then zero.
+    `checkpoint=True` stores √K states in place of K and computes the others again.
+    """
+
+    window: int | None = None
+    checkpoint: bool = False
+
+    def keep(self, inner_steps: int) -> int | None:
+        return segment_length(inner_steps) if self.checkpoint else 1
+
+    def has_z_gradient(self, inner_steps: int) -> bool:
+        return self.window is None or self.window >= inner_steps
+
+    def check(self, method: "Method") -> None:
+        if self.window is None:
+            return
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, got {self.window}.")
+        if self.window > method.inner_steps:
+            raise ValueError(
+                f"window={self.window} exceeds inner_steps={method.inner_steps}: there are no more steps to go "
+                "back over. Use a smaller window, or window=None for all steps."
+            )
+
+    def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
+        dynamics, trajectory = run.method.dynamics, run.trajectory
+        moving, rest = eqx.partition(trajectory.chosen, eqx.is_inexact_array)
+        (state_bar,) = jax.vjp(lambda s: dynamics.point(eqx.combine(s, rest)), moving)[1](v)
+        cut = self.window is not None and self.window < run.method.inner_steps
+        stop = jnp.maximum(trajectory.k_bar - self.window, 0) if cut else 0
+        params_bar, state_bar = sweep(run.unrolling, run.params, trajectory, state_bar, stop)
+        (z_bar,) = jax.vjp(lambda z: eqx.filter(dynamics.init(z), eqx.is_inexact_array), run.z)[1](state_bar)
+        if cut:
+            z_bar = jax.tree.map(lambda leaf: jnp.where(stop == 0, leaf, jnp.zeros_like(leaf)), z_bar)
+        return Cotangents(params_bar, z_bar)
+
+
+class Forward(eqx.Module):
+    """Forward mode: one tangent of the trajectory per coordinate of the parameters and, if asked for, of z.
+
+    Exact. Costs as many trajectories as there are coordinates, and keeps no states: for few unknowns and
+    long trajectories.
+    """
+
+    def keep(self, inner_steps: int) -> int | None:
+        return None
+
+    def has_z_gradient(self, inner_steps: int) -> bool:
+        return True
+
+    def check(self, method: "Method") -> None:
+        return None
+
+    def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
+        dynamics = run.method.dynamics
+        moving, fixed = eqx.partition(run.z, run.z_wanted)
+        point, unravel = ravel_pytree((run.params, moving))
+
+        def response(flat):
+            params, moving = unravel(flat)
+            start = dynamics.init(eqx.combine(moving, fixed))
+            return dynamics.point(replay(run.unrolling, params, start, run.trajectory.k_bar))
+
+        def along(direction):
+            return optax.tree.vdot(v, jax.jvp(response, (point,), (direction,))[1])
+
+        gradient = jnp.asarray(jax.vmap(along)(jnp.eye(point.size, dtype=point.dtype)))
+        params_bar, moving_bar = unravel(gradient)
+        return Cotangents(params_bar, eqx.combine(moving_bar, jax.tree.map(jnp.zeros_like, fixed)))

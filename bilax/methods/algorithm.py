@@ -1,0 +1,78 @@
+"""What `solve` runs: an algorithm is `init`, `step` and `point` on a carry of its own.
+
+    init(problem, x0, y0, data) -> carry                       any tree of arrays: all that the next step needs
+    step(problem, carry, data, key) -> (carry, Evaluation)     one outer step, and what was found where it began
+    point(carry) -> (x, z)                                     the leader's variables, and where the follower stands
+
+All three are traced: no Python loop over steps, no state outside the carry. `data` is the tuple of this step, `key` a
+random key of its own. What else a run needs (health, the last good point, tolerance, history, data, progress,
+callbacks, saving, resuming, many starts) is the loop's and is the same for all algorithms. The end of a run is
+evaluated by a step that is not taken.
+
+A field named `optimizer` (or `z_optimizer`) is what `solve(optimizer=...)` replaces.
+"""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import equinox as eqx
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from bilax.follower.dynamics import residual
+from bilax.problem.problem import Problem
+
+
+class Evaluation(NamedTuple):
+    """What one outer step found at the point (x, z) where it began."""
+
+    y: PyTree
+    """the follower's answer there"""
+    upper: Float[Array, ""]
+    """F(x, y)"""
+    lower: Float[Array, ""]
+    """f(x, y)"""
+    residual: Any
+    """how far the follower is from stationary"""
+    k_bar: Any = 0
+    """which iterate of the follower was chosen, if there was a choice"""
+    y_last: PyTree = ()
+    """where the follower ended, if y was chosen on its way"""
+    grad_x: PyTree = ()
+    grad_z: PyTree = ()
+    solved: Any = True
+    """whether the linear system behind the gradient was solved"""
+    info: Any = ()
+    """what `record` gets; for the hypergradient methods a `bilax.Info`"""
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """What an algorithm must offer; see the module's docstring."""
+
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> PyTree: ...
+    def step(self, problem: Problem, carry: PyTree, data: tuple[Any, ...], key: Array) -> tuple[PyTree, Evaluation]: ...
+    def point(self, carry: PyTree) -> tuple[PyTree, PyTree]: ...
+
+
+def evaluate(
+    problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...], step_size: Any = 1.0, **more: Any
+) -> Evaluation:
+    """Both objectives and ‖R_α(x, y)‖ at a point, for algorithms that do not have them at hand; `more` is passed on."""
+    follower = problem.follower(problem.view(x, *data), data)
+    return Evaluation(y, follower.upper(y), follower.lower(y), residual(follower, y, step_size), **more)
+
+
+def update(
+    optimizer: optax.GradientTransformation, gradient: PyTree, memory: PyTree, point: PyTree, a_set: Any
+) -> tuple[PyTree, PyTree]:
+    """One projected step of an optax optimiser: the next point and the next memory."""
+    updates, memory = optimizer.update(gradient, memory, point)
+    return a_set.project(optax.apply_updates(point, updates)), memory
+
+
+def gradient_through_view(problem: Problem, x: PyTree, data: tuple[Any, ...]) -> tuple[PyTree, Any]:
+    """The leader's view, computed once, and a function that turns a gradient in it into one in x."""
+    if problem.context is None:
+        return x, lambda slope: slope
+    view, pull = eqx.filter_vjp(lambda x: problem.view(x, *data), x)
+    return view, lambda slope: pull(slope)[0]

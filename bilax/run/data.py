@@ -1,0 +1,128 @@
+"""Where each outer step's data come from: a tuple, a traced function, or an iterable that is read while steps run."""
+
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...]]
+"""What both objectives get after (x, y): a tuple; a function (step, key) -> tuple, which is traced; or an
+iterable of tuples, one for each outer step, of which the next few are read while the device computes."""
+
+BATCH_BYTES = 16 << 20
+"""of data that are on the device ahead of time"""
+
+
+class Batches(NamedTuple):
+    """An iterable of batches, its first one taken out to know the shapes."""
+
+    first: tuple[Any, ...]
+    source: Iterable[tuple[Any, ...]]
+
+    def capacity(self, steps: int) -> int:
+        """How many batches one chunk holds at the most."""
+        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(self.first))
+        return int(np.clip(BATCH_BYTES // max(size, 1), 1, min(steps, 256)))
+
+
+def check_data(data: Any) -> Any:
+    """The data in the loop's form: a tuple, a function, or `Batches`."""
+    what = "data must be a tuple (write data=(batch,) for one value), a function (step, key) -> tuple or an iterable"
+    if isinstance(data, tuple):
+        return data
+    if callable(data):
+        example = jax.eval_shape(data, 0, jax.random.key(0))
+        if not isinstance(example, tuple):
+            raise TypeError(f"data(step, key) must return a tuple, got {type(example)}.")
+        return data
+    if isinstance(data, jax.Array | np.ndarray | dict | str) or not isinstance(data, Iterable):
+        raise TypeError(f"{what} of tuples, got {type(data)}.")
+    iterator = iter(data)
+    try:
+        first = next(iterator)
+    except StopIteration:
+        raise ValueError("data is an iterable without a single batch.") from None
+    if not isinstance(first, tuple):
+        raise TypeError(f"{what} of tuples; the first item is {type(first)}.")
+    # An iterator can be read only once: hand back what was taken from it.
+    source = itertools.chain([first], iterator) if iterator is data else data
+    return Batches(first, source)
+
+
+class Reader:
+    """Reads batches in a thread, never more than `wanted` in all, and stacks them for one chunk."""
+
+    def __init__(self, batches: Batches, skip: int, wanted: int, capacity: int, given_up: Callable[[], bool]):
+        self.capacity, self.given_up = capacity, given_up
+        self.queue: queue.Queue[Any] = queue.Queue(maxsize=capacity)
+        self.ended, self.failure, self.closing = False, None, False
+        self.thread = threading.Thread(target=self._read, args=(batches.source, skip, wanted), daemon=True)
+        self.thread.start()
+
+    def _read(self, source: Iterable[tuple[Any, ...]], skip: int, wanted: int) -> None:
+        try:
+            starting_at = getattr(source, "starting_at", None)
+            batches = starting_at(skip) if starting_at else itertools.islice(source, skip, None)
+            shapes = None
+            for number, batch in enumerate(itertools.islice(batches, wanted), skip):
+                found = jax.tree.map(np.shape, batch)
+                shapes = shapes or found
+                if found != shapes:
+                    raise ValueError(
+                        f"batch {number} has the shapes {found}, those before it {shapes}. All must be alike: leave "
+                        "out a last batch that is shorter."
+                    )
+                if not self._put(batch):
+                    return
+        except BaseException as error:
+            self.failure = error
+        self._put(None)
+
+    def _put(self, batch: Any) -> bool:
+        while not self.closing:
+            with contextlib.suppress(queue.Full):
+                self.queue.put(batch, timeout=0.1)
+                return True
+        return False
+
+    def take(self, count: int) -> tuple[int, PyTree]:
+        """Up to `count` batches, stacked in front of room for the capacity, so that the shape never changes.
+
+        Fewer where the data end, or where the run is given up while a batch is waited for.
+        """
+        taken = []
+        while len(taken) < count and not self.ended:
+            try:
+                batch = self.queue.get(timeout=0.1)
+            except queue.Empty:
+                if self.given_up():
+                    break
+                continue
+            if batch is None:
+                self.ended = True
+            else:
+                taken.append(batch)
+        if self.failure is not None and not taken:
+            raise RuntimeError(f"reading the data failed: {self.failure!r}") from self.failure
+        return len(taken), jax.tree.map(self.stack, *taken) if taken else None
+
+    def stack(self, *leaves: Any) -> np.ndarray:
+        """Entries in front of room for the capacity."""
+        first = np.asarray(leaves[0])
+        room = np.empty((self.capacity, *first.shape), first.dtype)
+        np.stack(leaves, out=room[: len(leaves)])
+        return room
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.closing = True
+        # A source that blocks cannot be ended from here; its thread dies with the process.
+        self.thread.join(timeout=1.0)

@@ -1,0 +1,183 @@
+"""The outer loop: steps of any algorithm, their health, the last good point and the history. All of it is traced."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from bilax.methods.algorithm import Algorithm, Evaluation
+from bilax.problem.problem import Problem
+from bilax.problem.trees import all_finite, choose
+from bilax.run.solution import History, Status
+
+Record = Callable[[PyTree, PyTree, Any], PyTree]
+"""(x, z, info) -> a tree of small arrays, taken at each outer step"""
+
+
+class Loop(NamedTuple):
+    """What stays the same from one outer step to the next."""
+
+    problem: Problem
+    algorithm: Algorithm
+    data: Any
+    """a tuple, or a traced function (step, key) -> tuple; not used where batches are handed in"""
+    tolerance: float | None
+    record: Record
+    many: bool = False
+    """whether every leaf of the state has a leading axis, one entry per start"""
+    data_axes: Any = None
+    """which leaves of the data have that axis too, as `in_axes` of jax.vmap"""
+
+
+class Point(NamedTuple):
+    """A point that was evaluated and found finite."""
+
+    x: PyTree
+    z: PyTree
+    y: PyTree
+    upper: Any
+    lower: Any
+    residual: Any
+    k_bar: Any
+
+
+class State(NamedTuple):
+    """All that the next outer step needs."""
+
+    carry: PyTree
+    """the algorithm's"""
+    key: Array
+    step: Array
+    status: Array
+    good: Point
+
+
+def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> State:
+    """The state before the first outer step; `batch` is an example of data that come from outside."""
+    data = _data(loop, jnp.zeros((), int), key) if batch is None else batch
+
+    def one(x0, y0, data):
+        carry = loop.algorithm.init(loop.problem, x0, y0, data)
+        state = State(carry, key, jnp.zeros((), int), jnp.asarray(Status.running), None)  # pyright: ignore
+        found = jax.eval_shape(lambda: _evaluated(loop, state, data)[1])
+        unknown = jax.tree.map(lambda leaf: nothing(leaf.shape, leaf.dtype), found)
+        y = jax.tree.map(lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype), y0, unknown.y)
+        return state._replace(good=unknown._replace(x=x0, z=y0, y=y))
+
+    return jax.vmap(one, (0, 0, loop.data_axes))(x0, y0, data) if loop.many else one(x0, y0, data)
+
+
+def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree = None) -> tuple[State, History]:
+    """Takes up to `count` ≤ `capacity` outer steps; a state whose status is not running stays as it is.
+
+    `batches` holds one batch per step along a leading axis, for data that come from outside.
+    """
+
+    def outer_step(i, state):
+        data = _data_of(loop, state) if batches is None else jax.tree.map(lambda leaf: leaf[i], batches)
+        if not loop.many:
+            return _outer_step(loop, state, data)
+        each = jax.vmap(functools.partial(_outer_step_if_running, loop), (0, loop.data_axes, 0))
+        return each(state, data, jnp.arange(state.status.shape[0]))
+
+    entry = jax.eval_shape(lambda: outer_step(0, state)[1])
+    starts = 1 if loop.many else 0
+
+    def room(leaf):
+        return nothing((*leaf.shape[:starts], capacity, *leaf.shape[starts:]), leaf.dtype)
+
+    def skip(i, state):
+        return state, jax.tree.map(lambda leaf: nothing(leaf.shape, leaf.dtype), entry)
+
+    def body(i, carry):
+        state, history = carry
+        running = state.status == Status.running
+        state, entry = jax.lax.cond(jnp.any(running) if loop.many else running, outer_step, skip, i, state)
+        place = (slice(None),) * starts + (i,)
+        return state, jax.tree.map(lambda leaf, value: leaf.at[place].set(value), history, entry)
+
+    return jax.lax.fori_loop(0, count, body, (state, jax.tree.map(room, entry)))
+
+
+def finish(loop: Loop, state: State, ended: Any, batch: Any = None) -> tuple[Point, Array]:
+    """The point where the run ended and its status; the last finite point if the end is not finite.
+
+    `ended` is the status of a run that was stopped while still running. The end is evaluated by a step that is not
+    taken, so the compiler drops all of it but the evaluation.
+    """
+    data = _data_of(loop, state) if batch is None else batch
+
+    def one(state, data):
+        _, point, found = _evaluated(loop, state, data)
+        health = _health(found._replace(solved=True), ())
+        status = jnp.where(state.status == Status.running, ended, state.status)
+        failed = functools.reduce(jnp.logical_or, [status == each for each in Status if each.failed])
+        keep = (health == Status.running) & ~failed
+        return choose(keep, point, state.good), jnp.where(keep | failed, status, health)
+
+    return jax.vmap(one, (0, loop.data_axes))(state, data) if loop.many else one(state, data)
+
+
+def _outer_step_if_running(loop: Loop, state: State, data: tuple[Any, ...], index: Array) -> tuple[State, History]:
+    """One of many starts: those that have ended stay as they are."""
+    running = state.status == Status.running
+    after, entry = _outer_step(loop, state, data, index)
+    return choose(running, after, state), choose(running, entry, jax.tree.map(_nothing_like, entry))
+
+
+def _outer_step(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0) -> tuple[State, History]:
+    after, point, found = _evaluated(loop, state, data, index)
+    x, z = loop.algorithm.point(state.carry)
+    x_next, z_next = loop.algorithm.point(after)
+    status = _health(found, (found.grad_x, found.grad_z, x_next, z_next))
+    ok = status == Status.running
+    if loop.tolerance is not None:
+        moved = optax.tree.norm(jax.tree.map(jnp.subtract, (x_next, z_next), (x, z)))
+        still = (moved <= loop.tolerance * (1 + optax.tree.norm((x, z)))) & (found.residual <= loop.tolerance)
+        status = jnp.where(ok & still, Status.converged, status)
+    norms = optax.tree.norm(found.grad_x), optax.tree.norm(found.grad_z)
+    numbers = point.upper, point.lower, point.residual, point.k_bar
+    entry = History(*numbers, *norms, loop.record(x, z, found.info))
+    entry = jax.tree.map(jnp.asarray, entry)
+    # A point counts as good where it is finite, even if its gradient is not.
+    stay = state._replace(status=status, good=choose(all_finite(point), point, state.good))
+    on = stay._replace(carry=after, step=state.step + 1)
+    # A step that was not taken leaves no entry.
+    return choose(ok, on, stay), choose(ok, entry, jax.tree.map(_nothing_like, entry))
+
+
+def _evaluated(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0) -> tuple[PyTree, Point, Evaluation]:
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1), index)
+    after, found = loop.algorithm.step(loop.problem, state.carry, data, key)
+    numbers = (jnp.asarray(v) for v in (found.upper, found.lower, found.residual, found.k_bar))
+    return after, Point(*loop.algorithm.point(state.carry), found.y, *numbers), found
+
+
+def _data_of(loop: Loop, state: State) -> tuple[Any, ...]:
+    """The data of the next step, common to all starts where there are many."""
+    return _data(loop, jnp.max(state.step), state.key[0] if loop.many else state.key)
+
+
+def _data(loop: Loop, step: Array, key: Array) -> tuple[Any, ...]:
+    return loop.data(step, jax.random.fold_in(key, step)) if callable(loop.data) else loop.data  # pyright: ignore
+
+
+def _health(found: Evaluation, others: Any) -> Array:
+    rest_ok = all_finite((found.upper, found.lower, found.residual, others))
+    status = jnp.where(rest_ok, Status.running, Status.non_finite)
+    status = jnp.where(jnp.all(jnp.asarray(found.solved)), status, Status.linear_solve_failed)
+    return jnp.where(all_finite((found.y, found.y_last)), status, Status.diverged)
+
+
+def _nothing_like(leaf: Array) -> Array:
+    return nothing(leaf.shape, leaf.dtype)
+
+
+def nothing(shape: tuple[int, ...], dtype: Any) -> Array:
+    """What stands where there is no value: NaN, or 0 for whole numbers."""
+    return jnp.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else 0, dtype)

@@ -1,0 +1,55 @@
+"""What may happen beside a run: what `solve` and `multistart` take in common and hand on."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from bilax.run.checkpoint import Saving
+
+
+class Watching(TypedDict, total=False):
+    """Options that only watch a run; see `RunOptions`."""
+
+    progress: bool
+    callbacks: Sequence[Any]
+    saving: Saving | None
+    resume: bool
+    time_limit: float | None
+    throw: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What is to happen beside the run itself.
+
+    - `progress`: show steps, rate, time left and the latest values.
+    - `callbacks`: functions (state, history); see `bilax.EarlyStopping` and its neighbours.
+    - `saving`, `resume`: where and how often to save; go on from the newest whole checkpoint there. A resumed run
+      equals an uninterrupted one bit for bit.
+    - `time_limit`: end after so many seconds.
+    - `throw`: raise `BilevelError` where a run breaks off; otherwise look at `solution.status`.
+    """
+
+    progress: bool = False
+    callbacks: Sequence[Any] = ()
+    saving: Saving | None = None
+    resume: bool = False
+    time_limit: float | None = None
+    throw: bool = False
+
+    def __post_init__(self):
+        if self.saving is not None and not isinstance(self.saving, Saving):
+            raise TypeError(f"saving must be bilax.Saving(folder), got {self.saving!r}.")
+        if not isinstance(self.callbacks, Sequence) or not all(callable(callback) for callback in self.callbacks):
+            raise TypeError(f"callbacks must be a list of functions (state, history), got {self.callbacks!r}.")
+        for callback in self.callbacks:
+            every = getattr(callback, "every", None)
+            if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+                raise ValueError(f"{callback}.every must be None or a whole number of at least 1, got {every!r}.")
+        if self.resume and self.saving is None:
+            raise ValueError("resume=True needs saving=bilax.Saving(folder), where the run was saved.")
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether the run has to come back to Python on its way."""
+        return bool(self.progress or self.callbacks or self.saving or self.time_limit is not None)
