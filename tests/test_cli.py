@@ -54,7 +54,7 @@ def test_help_fits_a_screen_and_is_light(capsys):
         (["run", "toy", "--clip", "0"], "--clip must be positive"),
         (["run", "toy", "--resume"], "--resume needs --out"),
         (["run", "toy", "--seed"], "--seed needs at least one number"),
-        (["reproduce", "table-3", "--methods", "iapt-gm"], "did you mean IAPTT-GM?"),
+        (["reproduce", "table-3", "--methods", "iapt-gm"], "did you mean iaptt-gm?"),
         (["report", "/nowhere"], "is not a run folder"),
         (["reproduce", "figure-1", "--redraw", "--out", "/nowhere"], "run the same command without --redraw"),
     ],
@@ -64,13 +64,21 @@ def test_wrong_words_get_a_hint(words, hint, capsys):
     assert hint in capsys.readouterr().err
 
 
+def test_a_diagnosis_is_shown_as_a_table_with_its_reasons(capsys):
+    assert not cli.main(["diagnose", "suite", "--problem", "mb_2007_05"])
+    out = capsys.readouterr().out
+    assert out.startswith("diagnosis")
+    assert "│ distinct minima         │ 2 from 16 starts" in out
+    assert "the start decides" in out
+
+
 def test_clipped_gradients_move_x_by_their_length(tmp_path):
     moved = {}
     for name, words in (("whole", ()), ("clipped", ("--clip", 0.05))):
         folder = tmp_path / name
         assert run_cli("run", "toy", "--rate", 1, "--outer-steps", 1, "--at", 5, 1, "--out", folder, *words) == 0
         moved[name] = abs(json.loads((folder / "result.json").read_text())["measures"]["x"] - 5)
-    np.testing.assert_allclose(moved["whole"], np.load(tmp_path / "clipped" / "history.npz")["grad_x_norm"][0])
+    np.testing.assert_allclose(moved["whole"], runs.read_run(tmp_path / "clipped").history["grad_x_norm"][0])
     np.testing.assert_allclose(moved["clipped"], 0.05)
 
 
@@ -110,8 +118,10 @@ def test_a_half_written_run_is_readable(tmp_path):
     page = report.page([runs.read_run(tmp_path)])
     assert "has not ended" in page
     assert "<script>" not in page
-    (tmp_path / "history.npz").write_bytes(b"PK\x03\x04 not really")
-    with pytest.raises(ValueError, match=r"history\.npz: cannot be read"):
+    part = tmp_path / "checkpoints" / "history" / "000000000-000000010.npz"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"PK\x03\x04 not really")
+    with pytest.raises(ValueError, match=r"000000010\.npz: cannot be read"):
         runs.read_run(tmp_path)
 
 
@@ -122,7 +132,7 @@ def test_interrupts_give_the_usual_exit_code(tmp_path):
     folder = tmp_path / "run"
     words = ["run", "toy", "--outer-steps", "1000000000", "--out", str(folder), "--save-every", "0.2"]
     process = subprocess.Popen([sys.executable, "-m", "bilax", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while process.poll() is None and not list(folder.glob("checkpoints/step-*")):
+    while process.poll() is None and not list(folder.glob("checkpoints/step_*")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -51,8 +51,6 @@ def test_points_must_hold_floating_arrays():
         bilax.solve(PROBLEM, METHOD, "one", 1.0)
     with pytest.raises(ValueError, match="common leading axis"):
         bilax.multistart(PROBLEM, METHOD, jnp.ones(3), jnp.ones(4))
-    with pytest.raises(TypeError, match="not as an iterable"):
-        bilax.multistart(PROBLEM, METHOD, jnp.ones(3), jnp.ones(3), data=[()])
     with pytest.raises(ValueError, match="single start"):
         bilax.multistart(PROBLEM, METHOD, 1.0, 2.0)
 

@@ -1,5 +1,6 @@
 """Few-shot learning: tasks are a mean of φ, learners agree with naive ones, gradients with finite differences."""
 
+import dataclasses
 import itertools
 import json
 import pickle
@@ -19,17 +20,18 @@ from PIL import Image
 
 import bilax
 from bilax.app import cli
-from bilax.datasets import DataError
+from bilax.datasets import DATA_SETS, DataError
 from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.datasets.omniglot import SMALL
 from bilax.experiments.few_shot import learners as few_shot
 from bilax.experiments.few_shot import speed as few_shot_speed
 from bilax.experiments.few_shot.learners import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
-from bilax.experiments.few_shot.run import FewShot, Validation, last_gain, load_learned, save_learned
+from bilax.experiments.few_shot.run import FewShot, load_learned, save_learned
 from bilax.experiments.few_shot.table import METHODS as TABLE_2
 from bilax.experiments.few_shot.table import Table2
-from bilax.experiments.few_shot.use import load_trained, omniglot_runs, start_for
-from bilax.gradient.phi import tasks_at_once
+from bilax.experiments.few_shot.trained import load_trained, omniglot_runs, start_for
+from bilax.experiments.runner import End, Experiment
+from bilax.gradient.tasks import tasks_at_once
 from bilax.models import ConvNet4, Dense
 from tests.test_episodes import archive, drawing, mini, one_shot_runs
 
@@ -115,7 +117,7 @@ def test_tasks_equal_a_loop_over_tasks(name, at_once, monkeypatch):
     phi = bilax.approximate(learner.problem, method)
     z = moved(learner.y0)
     size = sum(np.asarray(leaf[0]).nbytes for leaf in episode)
-    monkeypatch.setattr("bilax.gradient.phi.AT_ONCE_BYTES", size * at_once)
+    monkeypatch.setattr("bilax.gradient.tasks.AT_ONCE_BYTES", size * at_once)
     assert tasks_at_once(episode) == at_once
     tasks = jax.jit(jax.value_and_grad(bilax.Tasks(phi), (0, 1), has_aux=True))
     (value, info), found = tasks(learner.x0, z, episode)
@@ -130,7 +132,7 @@ def test_tasks_equal_a_loop_over_tasks(name, at_once, monkeypatch):
 
 @pytest.mark.parametrize(("bytes_at_once", "expected"), [(1, 1), (47, 2), (48, 3), (95, 3), (96, 6), (1 << 20, 6)])
 def test_on_cpu_so_many_tasks_go_side_by_side_as_fit_and_divide_their_number(bytes_at_once, expected, monkeypatch):
-    monkeypatch.setattr("bilax.gradient.phi.AT_ONCE_BYTES", bytes_at_once)
+    monkeypatch.setattr("bilax.gradient.tasks.AT_ONCE_BYTES", bytes_at_once)
     assert tasks_at_once((np.zeros((6, 2), np.float32), np.zeros((6, 1, 2), np.float32))) == expected
 
 
@@ -139,7 +141,7 @@ def test_tasks_have_a_derivative_in_their_own_data(at_once, monkeypatch):
     problem = bilax.Problem(lambda x, y, a, n: (y - x) ** 2 * n, lambda x, y, a, n: 0.5 * (y - a * x) ** 2)
     phi, weights = bilax.approximate(problem, bilax.rhg(3, 0.2)), jnp.arange(1, 5)
     a = jnp.array([0.5, 2.0, -1.0, 3.0])
-    monkeypatch.setattr("bilax.gradient.phi.AT_ONCE_BYTES", at_once * (a.nbytes + weights.nbytes) // 4)
+    monkeypatch.setattr("bilax.gradient.tasks.AT_ONCE_BYTES", at_once * (a.nbytes + weights.nbytes) // 4)
 
     def loop(x, z, a):
         return sum(phi(x, z, a[i], weights[i])[0] for i in range(4)) / 4
@@ -568,9 +570,9 @@ def test_runs_of_all_kinds_end_with_a_score(words, tmp_path):
     measures = json.loads((tmp_path / "run" / "result.json").read_text())["measures"]
     score = measures["test error" if sinusoids else "test accuracy"]
     assert score > 0 if sinusoids else 0 <= score <= 1
-    seen = dict(json.loads((tmp_path / "run" / "validation.json").read_text()))
+    seen = dict(json.loads((tmp_path / "run" / "result.json").read_text())["validation"])
     assert set(seen) == {1, 2}
-    assert all(value < 0 if sinusoids else value >= 0 for value in seen.values())  # larger is better
+    assert all(value > 0 if sinusoids else 0 <= value <= 1 for value in seen.values())  # errors, or accuracies
 
 
 def test_omniglots_official_test_is_run(tmp_path, capsys, monkeypatch):
@@ -590,7 +592,7 @@ def test_omniglots_official_test_is_run(tmp_path, capsys, monkeypatch):
     (tmp_path / "moved").mkdir()
     shutil.move(tmp_path / "data" / "all_runs.zip", tmp_path / "moved")
     monkeypatch.delenv("BILAX_DATA", raising=False)
-    with pytest.raises(SystemExit, match=r"Put all_runs\.zip, in a folder and name it with --folder"):
+    with pytest.raises(SystemExit, match=r"Put all_runs\.zip in a folder and name it with --folder"):
         cli.main(["evaluate", str(out), "--omniglot-runs"])
     cli.main(["evaluate", str(out), "--omniglot-runs", "--folder", str(tmp_path / "moved")])
     assert f"{found.mean:.4f}" in capsys.readouterr().out
@@ -604,7 +606,7 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path, capsys, monkeypatch):
     def forbidden(*arguments, **options):
         raise PermissionError("no permission to read characters")
 
-    monkeypatch.setattr("bilax.experiments.few_shot.run.load_omniglot", forbidden)
+    monkeypatch.setitem(DATA_SETS, "omniglot", dataclasses.replace(DATA_SETS["omniglot"], files=(), classes=forbidden))
     assert few_shot_command("--dataset", "omniglot", "--out", tmp_path / "run") == 2
     assert "bilax run few-shot: no permission to read characters" in capsys.readouterr().err
 
@@ -665,32 +667,125 @@ def test_a_run_is_evaluated_and_goes_on_with_its_own_pictures_only(tmp_path, cap
 # what is learned, and its use
 
 
-def test_validation_keeps_the_best_ends_the_run_and_survives_a_restart(tmp_path):
-    values = {10: 0.3, 20: 0.5, 30: 0.4, 40: 0.5 + 1e-9}
+TINY: dict[str, Any] = {
+    "dataset": "digits", "method": "protonet", "filters": 2, "queries": 2, "rate": 0.05, "validation_tasks": 20,
+    "test_tasks": 20, "json": True,
+}  # fmt: skip
+PROBLEMS: dict[Any, few_shot.Learner] = {}
+OPTIMIZERS: dict[Any, optax.GradientTransformation] = {}
 
-    def state(step):
-        return types.SimpleNamespace(step=step, x=jnp.full(2, float(step)), z=jnp.zeros(1))
+
+@pytest.fixture
+def compiled_once(monkeypatch):
+    """Runs share what is compiled: of the same settings they get the same functions, not only equal ones."""
+    learner, optimizer = FewShot.learner, Experiment._optimizer
+
+    def shared_learner(self, seed, shape=None):
+        found = learner(self, seed, shape)
+        assert self.penalty == "none"
+        return PROBLEMS.setdefault((self.method, self.way), found)._replace(x0=found.x0, y0=found.y0)
+
+    def shared_optimizer(self, rate):
+        return OPTIMIZERS.setdefault((self.optimizer, rate, self.clip), optimizer(self, rate))
+
+    monkeypatch.setattr(FewShot, "learner", shared_learner)
+    monkeypatch.setattr(FewShot, "_optimizer", shared_optimizer)
+    monkeypatch.setattr("bilax.run.data.Batches.capacity", lambda self, steps: 8)  # whatever the number of steps
+
+
+def validating(monkeypatch, values, dataset="digits", **options):
+    """The validation of a run, told what it finds: x holds the step."""
+
+    def evaluate(learner, method, x, *rest):
+        return few_shot.Score(values[int(x[0])], 0.0, 20)
+
+    monkeypatch.setattr(few_shot, "evaluate", evaluate)
+    config = FewShot(dataset=dataset, validate_every=10, **({} if dataset == "sinusoid" else {"filters": 2}), **options)
+    found = config.validation(0)
+    assert found is not None
+    return config, found
+
+
+def at(step: int) -> tuple[bilax.Snapshot, bilax.History]:
+    unused: Any = None
+    history = bilax.History(*[np.zeros(step)] * len(bilax.History._fields))
+    return bilax.Snapshot(jnp.full(2, float(step)), jnp.zeros(1), step, unused), history
+
+
+@pytest.mark.parametrize(("dataset", "sign"), [("digits", 1), ("sinusoid", -1)])
+def test_validation_keeps_the_best_ends_the_run_and_survives_a_restart(dataset, sign, tmp_path, monkeypatch):
+    values = {step: 1 + sign * value for step, value in {10: -0.7, 20: -0.5, 30: -0.6, 40: -0.5}.items()}
 
     def callback(gain=0.0):
-        return Validation(lambda x, z: values[int(x[0])], tmp_path, every=10, patience=20, gain=gain)
+        return validating(monkeypatch, values, dataset, patience=20, gain=gain)[1]
 
     first = callback()
-    assert [first(state(step), None) for step in (5, 10, 15, 20, 25)] == [False] * 5
+    assert first.every == 10
+    assert not first(*at(10))
+    kept = {name: np.asarray(value) for name, value in first.saved().items()}
+    assert not first(*at(20))
     again = callback()  # as after a kill that lost the steps since 10
-    assert [again(state(step), None) for step in (20, 30, 40)] == [False, False, True]
-    assert json.loads((tmp_path / "validation.json").read_text()) == [[k, v] for k, v in values.items()]
+    again.restore(kept, at(10)[0])
+    assert [again(*at(step)) for step in (20, 30, 40)] == [False, False, True]
+    config = FewShot(dataset=dataset, validate_every=10)
+    last: Any = types.SimpleNamespace(x=jnp.full(2, 40.0), z=jnp.zeros(1))
+    assert config.details(End(last, again, tmp_path, 0.0))["validation"] == [[k, v] for k, v in values.items()]
     best, _ = load_learned(tmp_path, (jnp.zeros(2), jnp.zeros(1)))
     assert best[0] == 20
-    assert callback(gain=0.3)(state(30), None)
+    # What single precision cannot tell apart is no gain.
+    values[40] += sign * 1e-9
+    nearly = callback()
+    assert [nearly(*at(step)) for step in values] == [False, False, False, True]
+    demanding = callback(gain=0.3)
+    assert [demanding(*at(step)) for step in (10, 20, 30)] == [False, False, True]
 
 
-def test_patience_may_ask_for_a_gain():
-    rising = [(step, 0.5 + 0.001 * step) for step in range(10)]
-    assert last_gain(rising) == 9
-    assert last_gain(rising, 0.0025) == 9
-    assert last_gain(rising[:9], 0.0025) == 6
-    assert last_gain(rising, 0.1) == 0
-    assert last_gain([]) == 0
+@pytest.mark.parametrize(
+    ("gain", "patience", "end"),
+    [(0.0, 20, None), (0.025, 30, None), (0.025, 20, 30), (0.02, 20, 30), (0.1, 90, 100), (0.1, 100, None)],
+)
+def test_patience_may_ask_for_a_gain(gain, patience, end, monkeypatch):
+    rising = {step: 0.5 + 0.001 * step for step in range(10, 101, 10)}
+    _, callback = validating(monkeypatch, rising, patience=patience, gain=gain)
+    assert next((step for step in rising if callback(*at(step))), None) == end
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_killed_run_with_patience_ends_as_an_uninterrupted_one(tmp_path, monkeypatch):
+    killed, evaluation, learned = tmp_path / "killed", few_shot.evaluate, {}
+    small = FewShot(
+        **TINY, outer_steps=40, validate_every=2, patience=6, gain=0.01, save_every=0.0, out=tmp_path / "whole"
+    )
+
+    def evaluate(learner, method, x, z, batches, tasks):
+        learned[len(learned)] = x, z
+        if len(learned) == 3:  # what is on the disk now is all that a kill leaves
+            shutil.copytree(tmp_path / "whole", killed)
+        return evaluation(learner, method, x, z, batches, tasks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(few_shot, "evaluate", evaluate)
+        patch.setattr("bilax.run.chunks.CHUNK_SECONDS", 60.0)
+        whole = small.train()
+    assert not (killed / "result.json").exists()
+    steps = [step for step, _ in whole["validation"]]
+    assert steps == list(range(2, whole["steps"] + 1, 2))
+    assert whole["status"] == "stopped_by_callback"
+    values = np.array([value for _, value in whole["validation"]])
+    waited = [values[n - 3 : n].max() - values[: n - 3].max() <= 0.01 + 1e-6 for n in range(4, len(values) + 1)]
+    assert waited.index(True) == len(waited) - 1 > 0
+    best = load_learned(tmp_path / "whole", learned[0])
+    assert_trees_close(best, learned[int(values.argmax())], rtol=0)
+    # The clock does not say where validations fall.
+    monkeypatch.setattr("bilax.run.chunks.CHUNK_SECONDS", 0.0)
+    again = dataclasses.replace(small, out=killed, save_every=1e9).train()
+    for name in ("status", "steps", "validation", "measures", "upper"):
+        assert again[name] == whole[name]
+    assert (killed / "learned.eqx").read_bytes() == (tmp_path / "whole" / "learned.eqx").read_bytes()
+    # More patience goes on from the end.
+    longer = dataclasses.replace(small, out=killed, patience=12, outer_steps=whole["steps"] + 2).train()
+    assert (longer["status"], longer["steps"]) == ("step_limit", whole["steps"] + 2)
+    assert longer["validation"][:-1] == whole["validation"]
 
 
 def test_damaged_learned_files_are_told(tmp_path):
@@ -887,6 +982,13 @@ def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, mon
         cells = Table2(tasks=tasks, **wide).compute()["cells"]
         assert list(cells["IAPTT-GM, 64 filters"]) == columns
     assert len(asked) == 10
+    status = "terminated"
+    with pytest.raises(SystemExit) as ended:
+        run(3.0, patience=4)
+    assert (ended.value.code, len(asked)) == (143, 11)
+    assert "the same command goes on" in capsys.readouterr().out
+    status = "stopped_by_callback"
+    assert run(3.0, patience=4) == 13
     nothing = Table2(dataset="mini-imagenet", out=tmp_path, redraw=True)
     assert nothing.show(nothing.stored()) == []
 
@@ -899,12 +1001,10 @@ def test_table_2_in_small(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_the_clock_ends_a_run_and_more_time_goes_on(tmp_path):
     def train(**options):
-        return FewShot(
-            dataset="digits", method="protonet", filters=2, queries=2, validate_every=2, validation_tasks=20,
-            test_tasks=20, out=tmp_path, json=True, **options,
-        ).train()  # fmt: skip
+        return FewShot(**TINY, validate_every=2, out=tmp_path, **options).train()
 
     first = train(minutes=1e-4, outer_steps=50)
     assert first["status"] == "time_limit"
@@ -915,15 +1015,14 @@ def test_the_clock_ends_a_run_and_more_time_goes_on(tmp_path):
     third = train(minutes=10.0, outer_steps=6 + first["steps"])
     assert third["seconds"] > second["seconds"]
     assert json.loads((tmp_path / "result.json").read_text())["seconds"] == third["seconds"]
-    np.testing.assert_array_equal(second["validation"][: len(first["validation"])], first["validation"])
+    assert second["validation"][: len(first["validation"])] == first["validation"]
+    assert [step for step, _ in third["validation"]] == list(range(2, third["steps"] + 1, 2))
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_what_has_not_been_validated_is_tested_where_it_ended(tmp_path):
     def learned(steps):
-        FewShot(
-            dataset="digits", method="protonet", filters=2, queries=2, validate_every=5, validation_tasks=20,
-            test_tasks=20, out=tmp_path, json=True, outer_steps=steps,
-        ).train()  # fmt: skip
+        FewShot(**TINY, validate_every=5, out=tmp_path, outer_steps=steps).train()
         return (tmp_path / "learned.eqx").read_bytes()
 
     assert learned(2) != learned(4)
@@ -939,10 +1038,7 @@ def test_a_run_that_goes_on_draws_no_task_again(tmp_path, monkeypatch):
         return whole(self, index)
 
     def train(steps):
-        FewShot(
-            dataset="digits", method="protonet", filters=2, queries=2, test_tasks=20, out=tmp_path, json=True,
-            outer_steps=steps,
-        ).train()  # fmt: skip
+        FewShot(**TINY, out=tmp_path, outer_steps=steps).train()
 
     train(4)
     monkeypatch.setattr(Episodes, "batch", batch)
@@ -951,15 +1047,20 @@ def test_a_run_that_goes_on_draws_no_task_again(tmp_path, monkeypatch):
     assert not {1, 2} & set(drawn)  # 0 is an example, and a test; 3 is the last that was used
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_a_run_that_is_broken_off_does_not_stay_for_its_test(tmp_path, capsys, monkeypatch):
     words = ["run", "few-shot", "--dataset", "digits", "--method", "protonet", "--filters", "2", "--queries", "2"]
-    words += ["--test-tasks", "20", "--seed", "0", "1", "--outer-steps", "4", "--out", str(tmp_path)]
+    words += ["--rate", "0.05", "--test-tasks", "20", "--seed", "0", "1", "--outer-steps", "4", "--out", str(tmp_path)]
 
-    def break_off(self, seed, folder):
-        return [lambda state, history: signal.raise_signal(signal.SIGTERM)] if seed == 1 else []
+    def break_off(self, seed):
+        def validate(state):
+            signal.raise_signal(signal.SIGTERM)
+            return 0.0
+
+        return bilax.EarlyStopping(validate, every=2) if seed == 1 else None
 
     with monkeypatch.context() as patch:
-        patch.setattr(FewShot, "callbacks", break_off)
+        patch.setattr(FewShot, "validation", break_off)
         with pytest.raises(SystemExit) as ended:
             cli.main(words)
     assert ended.value.code == 143
@@ -967,7 +1068,7 @@ def test_a_run_that_is_broken_off_does_not_stay_for_its_test(tmp_path, capsys, m
     assert "test accuracy" in table  # of the first seed
     assert "resume=True goes on" in table
     broken = json.loads((tmp_path / "seed-1" / "result.json").read_text())
-    assert (broken["status"], broken["measures"]) == ("terminated", {})
+    assert (broken["status"], broken["steps"], broken["measures"]) == ("terminated", 2, {})
     with pytest.raises(SystemExit) as ended:
         cli.main([*words, "--resume"])
     assert ended.value.code == 0
@@ -1018,8 +1119,9 @@ def test_the_feature_scale_is_that_of_the_features():
         (["--method", "protonet", "--start", "auxiliary"], "--start is not for protonet"),
         (["--patience", "0", "--validate-every", "5"], "--patience must be at least 1"),
         (["--method", "maml", "--inner-steps", "0"], "inner_steps must be a whole number"),
-        (["--dataset", "mini-imagenet"], "needs --folder"),
-        (["--dataset", "sinusoid", "--method", "protonet"], "sinusoids have none"),
+        (["--dataset", "folder"], "needs --folder"),
+        (["--dataset", "mini-imagenet"], "in a folder and name it with --folder or BILAX_DATA"),
+        (["--dataset", "sinusoid", "--method", "protonet"], "needs classes; sinusoid has none"),
         (["--way", "11"], "way=11 needs as many classes; there are 10"),
         (["--shots", "0"], "shots must be a whole number"),
         (["--penalty", "footnote", "--penalty-q", "2"], "q must lie strictly between 0 and 1"),
@@ -1034,12 +1136,21 @@ def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
 def test_the_benchmark_times_both_numbers_of_steps_and_compares_with_what_is_installed(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(few_shot_speed, "SIZES", {"small": (6, 1, 2, 4.0)})
     monkeypatch.setattr(few_shot_speed.importlib.util, "find_spec", lambda name: None)
+    timed, samples = {}, few_shot_speed.samples
+
+    def watched(runs, repeats):
+        timed.update(samples(runs, repeats))
+        return timed
+
+    monkeypatch.setattr(few_shot_speed, "samples", watched)
     target = few_shot_speed.FewShotSpeed(quick=True, out=tmp_path)
     results = target.compute()
     assert {name: len(seconds) for name, seconds in results["small"].items()} == {
         "bilax, K = 10": 2,
         "bilax, K = 50": 2,
     }
+    for name, seconds in results["small"].items():  # of one outer step
+        np.testing.assert_allclose(seconds, timed[name] / few_shot_speed.STEPS)
     assert "pip install torch higher" in capsys.readouterr().out
     seconds = {"bilax, K = 10": [1.0, 2.0], "bilax, K = 50": [1.4, 2.8], "higher, K = 10": [5.0, 10.0]}
     grown, faster = target.claims({"small": seconds})

@@ -170,8 +170,8 @@ def test_a_users_own_dynamics_and_rule_fit_without_touching_the_package():
         def check(self, method):
             pass
 
-        def pullback(self, scene, v):
-            return bilax.Pull(jax.tree.map(jnp.zeros_like, scene.params), jax.tree.map(lambda a: a / 2, v))
+        def pullback(self, run, v):
+            return bilax.Cotangents(jax.tree.map(jnp.zeros_like, run.params), jax.tree.map(lambda a: a / 2, v))
 
     case = toy()
     mine = bilax.Method(6, SignDescent(), bilax.pessimistic())

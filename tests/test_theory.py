@@ -11,7 +11,7 @@ import pytest
 
 import bilax
 from bilax.experiments.suite.bench import PROBLEMS
-from bilax.experiments.theory.target import Theory, acceleration, fit_slope, infima, residual_rate
+from bilax.experiments.theory.theorems import Theory, acceleration, fit_slope, infima, residual_rate
 
 
 @pytest.fixture(autouse=True)

@@ -1,24 +1,21 @@
 """The command line. Nothing heavy is imported before it is known what is asked for."""
 
-import contextlib
-import ctypes
-import difflib
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import bilax
+from bilax.app.errors import nearest, refuse
 
 COMMANDS = {
     "run": {
-        "toy": ("bilax.experiments.runner:Toy", "the paper's non-convex example, one method, one start"),
-        "convex": ("bilax.experiments.runner:Convex", "the paper's convex example, n = 50"),
+        "toy": ("bilax.experiments.toy.run:Toy", "the paper's non-convex example, one method, one start"),
+        "convex": ("bilax.experiments.convex.run:Convex", "the paper's convex example, n = 50"),
         "cleaning": (
-            "bilax.experiments.cleaning.table:Cleaning",
+            "bilax.experiments.cleaning.run:Cleaning",
             "half the labels wrong: digits, MNIST, FashionMNIST",
         ),
         "few-shot": (
@@ -27,7 +24,10 @@ COMMANDS = {
         ),
     },
     "compare": {
-        "toy": ("bilax.experiments.runner:CompareToy", "all methods on the non-convex example, a table and a figure"),
+        "toy": (
+            "bilax.experiments.toy.compare:CompareToy",
+            "all methods on the non-convex example, a table and a figure",
+        ),
     },
     "reproduce": {
         "figure-1": ("bilax.experiments.toy.figures:Figure1", "error curves from three starts, and basin maps"),
@@ -38,7 +38,7 @@ COMMANDS = {
         "figure-3-left": ("bilax.experiments.convex.figures:Figure3Left", "acceleration on the convex example"),
         "figure-3-right": ("bilax.experiments.cleaning.table:Figure3Right", "acceleration in hyper-cleaning"),
         "theory": (
-            "bilax.experiments.theory.target:Theory",
+            "bilax.experiments.theory.theorems:Theory",
             "the lemmas and theorems, measured against what they predict",
         ),
     },
@@ -57,17 +57,20 @@ COMMANDS = {
         "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),
     },
     "data": {
-        "list": ("bilax.datasets.commands:DataList", "which data sets are here, and where"),
-        "check": ("bilax.datasets.commands:DataCheck", "whether their files are whole"),
-        "fetch": ("bilax.datasets.commands:DataFetch", "download one, resumed and checked"),
+        "list": ("bilax.app.data_command:DataList", "which data sets are here, and where"),
+        "check": ("bilax.app.data_command:DataCheck", "whether their files are whole"),
+        "fetch": ("bilax.app.data_command:DataFetch", "download one, resumed and checked"),
     },
 }
 
 VERBS = {
     "demo": ("bilax.experiments.demo:Demo", "the paper's example, and wrong labels found among digits"),
-    "clean": ("bilax.experiments.cleaning.tool:Clean", "find wrong labels in your own .npz file"),
-    "evaluate": ("bilax.experiments.few_shot.use:Evaluate", "test a few-shot run again, also by Omniglot's own test"),
-    "adapt": ("bilax.experiments.few_shot.use:Adapt", "name pictures of your own classes with a few-shot run"),
+    "clean": ("bilax.experiments.cleaning.clean:Clean", "find wrong labels in your own .npz file"),
+    "evaluate": (
+        "bilax.experiments.few_shot.trained:Evaluate",
+        "test a few-shot run again, also by Omniglot's own test",
+    ),
+    "adapt": ("bilax.experiments.few_shot.trained:Adapt", "name pictures of your own classes with a few-shot run"),
     "report": ("bilax.app.report:Report", "one HTML page on one or several runs: curves, settings, a comparison"),
     "completion": ("bilax.app.completion:Completion", "a script that completes commands and options in your shell"),
 }
@@ -111,12 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = f"{command} {_pick(f'thing to {command}', words[1], COMMANDS[command])}"
         place, rest = COMMANDS[command][words[1]][0], words[2:]
     _cache_compiled_programs()
-    if place.startswith("bilax.experiments.few_shot.learners"):
-        _faster_convolutions()
     import tyro
 
     config = tyro.cli(load(place), prog=f"bilax {name}", args=rest)
-    _keep_memory()
+    if getattr(config, "convolves", False):
+        from bilax.models.cpu import faster_convolutions
+
+        faster_convolutions()
     try:
         config.main()
     except BrokenPipeError:
@@ -124,19 +128,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"\nbilax {name}: broken off.", file=sys.stderr)
         sys.exit(130)
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """A hint for a mistyped word: the nearest known one, or all of them."""
-    spelt = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), spelt, 1, 0.5)
-    return f"did you mean {spelt[close[0]]}?" if close else f"known are: {', '.join(known)}."
-
-
-def refuse(message: str) -> NoReturn:
-    """Ends the program with a message and the exit code of wrong usage."""
-    print(message, file=sys.stderr)
-    sys.exit(2)
 
 
 def load(place: str) -> Any:
@@ -150,29 +141,6 @@ def _cache_compiled_programs() -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "compiled"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-
-
-def _faster_convolutions() -> None:
-    # XLA's newer library for CPU convolves in half the time, but multiplies the matrices of hyper-cleaning more slowly.
-    # It is off by default and its flag may go, which XLA would not forgive, so only the version that was measured gets
-    # it; a user's own flags are left alone.
-    if importlib.metadata.version("jaxlib").startswith("0.10."):
-        kinds = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
-        os.environ.setdefault("XLA_FLAGS", f"--xla_cpu_experimental_ynn_fusion_type={kinds}")
-
-
-def _keep_memory() -> None:
-    # Each chunk of a run allocates the same large buffers again. glibc would give them back to the system in between
-    # and the system would clear every page anew, which costs up to 10 % of a chunk; so they are kept. That works
-    # for buffers of the main thread alone, hence the dispatch; a run waits for each chunk anyway.
-    import jax
-
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mmap_max, trim_threshold = -4, -1
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)
 
 
 def _pick(kind: str, word: str, known: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from bilax.gradient.phi import Info
 from bilax.methods.recipes import Method
 from bilax.problem.problem import Problem
 from bilax.run.solve import multistart, solve
-from bilax.trust.follower_minima import flatten
+from bilax.trust.flat_problem import flatten
 
 _SGD = optax.sgd(0.1)
 

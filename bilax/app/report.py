@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import html
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +12,10 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from bilax.app.cli import refuse
-from bilax.app.run_folder import RunRecord, read_run, write_whole
+from bilax.app.errors import refuse
+from bilax.app.run_folder import RunRecord, read_run
 from bilax.app.show import console, plt
+from bilax.files import write_whole
 
 PANELS = {
     "upper": "leader's objective F(x, y)",
@@ -101,8 +103,8 @@ def _ends(records: Sequence[RunRecord]) -> str:
 
 
 def _so_far(record: RunRecord) -> dict[str, Any]:
-    steps = len(record.history.get("upper", ()))
-    last = {name: float(values[-1]) for name, values in record.history.items() if steps and name in PANELS}
+    steps = _curves_of(record, "upper").shape[1]
+    last = {name: float(np.mean(_curves_of(record, name)[:, -1])) for name in PANELS if steps}
     return {"status": "has not ended", "steps": steps, **last}
 
 
@@ -143,16 +145,25 @@ def _curves(records: Sequence[RunRecord]) -> str:
     return f"<div class=panels>{''.join(_image(_panel(records, name), title) for name, title in PANELS.items())}</div>"
 
 
+def _curves_of(record: RunRecord, name: str) -> np.ndarray:
+    """One row for each start."""
+    return np.atleast_2d(record.history.get(name, np.zeros((1, 0))))
+
+
 def _panel(records: Sequence[RunRecord], name: str) -> bytes:
     pyplot = plt()
     figure, ax = pyplot.subplots(figsize=(5.2, 3.2))
+    colours = itertools.cycle(pyplot.rcParams["axes.prop_cycle"].by_key()["color"])
     for record in records:
-        values = record.history.get(name, np.zeros(0))
+        curves = _curves_of(record, name)
         # No picture shows more points than it has pixels; k̄ jumps, and a line through it would fill the picture.
-        stride = max(1, len(values) // 2000)
+        stride = max(1, curves.shape[1] // 2000)
         style: dict[str, Any] = {"ls": "", "marker": ".", "ms": 2} if name == "k_bar" else {"lw": 1.3}
-        ax.plot(np.arange(len(values))[::stride], values[::stride], label=record.name, **style)
-    if name == "residual" and any(np.any(record.history.get(name, np.zeros(0)) > 0) for record in records):
+        colour = next(colours)
+        for i, values in enumerate(curves):
+            label = record.name if i == 0 else None
+            ax.plot(np.arange(len(values))[::stride], values[::stride], label=label, color=colour, **style)
+    if name == "residual" and any(np.any(_curves_of(record, name) > 0) for record in records):
         ax.set_yscale("log")
     ax.set(title=PANELS[name], xlabel="outer step")
     if 1 < len(records) <= 12 and name == "upper":

@@ -1,16 +1,11 @@
 """Run folders: what a run was asked, what it has done so far and how it ended, readable at any moment.
 
 config.json     the settings, seed and versions, written first
-history.npz     one array per recorded quantity, replaced whole every few seconds
-checkpoints/    what the run needs to go on
+checkpoints/    what the run needs to go on, and all that it recorded, in parts
 result.json     the end point and status, written last
 """
 
-import io
 import json
-import os
-import tempfile
-import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +14,9 @@ import jax
 import numpy as np
 
 import bilax
-from bilax.run.solution import History, Solution
+from bilax.files import write_whole
+from bilax.run.checkpoint import read_history
+from bilax.run.solution import Solution
 
 
 class RunRecord(NamedTuple):
@@ -28,6 +25,7 @@ class RunRecord(NamedTuple):
     folder: Path
     config: dict[str, Any]
     history: dict[str, np.ndarray]
+    """by name; of several starts with an axis for them, then one for the outer steps"""
     result: dict[str, Any] | None
 
     @property
@@ -50,6 +48,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> float:
     versions = {"bilax": bilax.__version__, "jax": jax.__version__, "numpy": np.__version__}
     record = {"config": config, "versions": versions, "seconds": seconds}
     write_whole(path, json.dumps(record, indent=1, default=str).encode())
+    end.unlink(missing_ok=True)  # a run that goes on has no end yet
     return seconds
 
 
@@ -69,35 +68,15 @@ def check_config(folder: Path, config: dict[str, Any], free: Collection[str]) ->
         )
 
 
-class HistoryFile:
-    """A callback that keeps history.npz up to date, every few seconds; a run that goes on has no end yet."""
-
-    def __init__(self, folder: Path, seconds: float = 5.0):
-        self.folder, self.seconds, self.last = folder, seconds, time.monotonic()
-
-    def __call__(self, state: Any, history: History) -> None:
-        (self.folder / "result.json").unlink(missing_ok=True)
-        if time.monotonic() - self.last >= self.seconds:
-            write_history(self.folder, history)
-            self.last = time.monotonic()
-
-
-def write_history(folder: Path, history: History) -> None:
-    """Replaces history.npz."""
-    write_arrays(folder / "history.npz", {name: part for name, part in history._asdict().items() if name != "record"})
-
-
 def write_result(folder: Path, solution: Solution, extra: dict[str, Any]) -> dict[str, Any]:
-    """Writes and returns how the run ended."""
-    write_history(folder, solution.history)
+    """Writes and returns how the run ended; of several starts the numbers are means."""
+    k_bar = float(np.mean(solution.k_bar))
     result = {
-        "status": solution.status.name,
-        "message": solution.status.message,
-        "steps": solution.steps,
-        "upper": float(solution.upper),
-        "lower": float(solution.lower),
-        "residual": float(solution.residual),
-        "k_bar": int(solution.k_bar) if float(solution.k_bar).is_integer() else float(solution.k_bar),
+        "status": solution.ended.name,
+        "message": solution.ended.message,
+        "steps": int(np.max(solution.steps)),
+        **{name: float(np.mean(getattr(solution, name))) for name in ("upper", "lower", "residual")},
+        "k_bar": int(k_bar) if k_bar.is_integer() else k_bar,
         **extra,
     }
     write_whole(folder / "result.json", json.dumps(result, indent=1).encode())
@@ -113,38 +92,5 @@ def read_run(folder: Path) -> RunRecord:
         raise ValueError(f"{folder} is not a run folder: {error}. Give a folder that `bilax run` wrote.") from None
     if not isinstance(config, dict):
         raise ValueError(f"{folder} is not a run folder: its config.json holds no settings.")
-    history = read_arrays(folder / "history.npz") if (folder / "history.npz").exists() else {}
+    history = {name.removeprefix("."): values for name, values in read_history(folder / "checkpoints").items()}
     return RunRecord(folder, config, history, result)
-
-
-def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """Writes arrays by name as an `.npz` file, whole or not at all."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    write_whole(path, buffer.getvalue())
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file, pickled objects refused; a ValueError that names a file which cannot be read."""
-    try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            raise ValueError("it holds a single array, as np.save writes")
-        with content:
-            return {name: content[name] for name in content.files}
-    except Exception as error:  # a damaged file can fail in many ways inside zipfile, zlib and numpy
-        raise ValueError(f"{path}: cannot be read as an .npz file without pickled objects ({error}).") from error
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -21,8 +21,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import bilax
-from bilax.app.cli import refuse
-from bilax.app.run_folder import write_whole
+from bilax.app.errors import refuse
+from bilax.files import write_whole
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -119,6 +119,29 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
         table.add_column(name, justify="right" if numeric else "left", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+    console.print(table)
+
+
+@runtime_checkable
+class Findings(Protocol):
+    """What `bilax.certify`, `bilax.diagnose` and `bilax.check_hypergradient` return."""
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and numbers."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """What they mean."""
+        ...
+
+
+def show_findings(title: str, findings: Findings) -> None:
+    """Prints the numbers of a certificate, a diagnosis or a gradient check as a table, and its words below."""
+    table = Table(title=title, caption=findings.words, title_justify="left", caption_justify="left", show_header=False)
+    for row in findings.rows:
+        table.add_row(*row)
     console.print(table)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from bilax.app.show import Arg, console
-from bilax.experiments.cleaning import tool as clean
-from bilax.experiments.runner import CompareToy
+from bilax.experiments.cleaning import clean as clean
+from bilax.experiments.toy.compare import CompareToy
 
 
 @dataclasses.dataclass

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 import bilax
-from bilax.app.cli import nearest, refuse
-from bilax.app.show import Arg, console
+from bilax.app.errors import nearest, refuse
+from bilax.app.show import Arg, show_findings
 from bilax.experiments.convex import figures as convex
 from bilax.experiments.suite import bench as suite
 from bilax.experiments.toy import figures as toy
@@ -23,7 +23,7 @@ class DiagnoseToy:
     def main(self) -> None:
         """Prints the diagnosis."""
         with jax.enable_x64(True):
-            console.print(bilax.diagnose(toy.PROBLEM, *map(float, self.at)))
+            show_findings("diagnosis", bilax.diagnose(toy.PROBLEM, *map(float, self.at)))
 
 
 @dataclasses.dataclass
@@ -35,7 +35,9 @@ class DiagnoseConvex:
     def main(self) -> None:
         """Prints the diagnosis."""
         with jax.enable_x64(True):
-            console.print(bilax.diagnose(convex.problem(self.reading), *convex.start(convex.STARTS[self.reading])))
+            show_findings(
+                "diagnosis", bilax.diagnose(convex.problem(self.reading), *convex.start(convex.STARTS[self.reading]))
+            )
 
 
 @dataclasses.dataclass
@@ -53,4 +55,4 @@ class DiagnoseSuite:
         known = suite.PROBLEMS[self.problem]
         with jax.enable_x64(True):
             point = jax.tree.map(jnp.asarray, (known.x0, known.y0))
-            console.print(bilax.diagnose(known.problem, *point))
+            show_findings("diagnosis", bilax.diagnose(known.problem, *point))

@@ -9,12 +9,9 @@ The paper writes sums. Means are what its step sizes (0.03 inside, 0.01 outside)
 see the difference.
 """
 
-import dataclasses
 import functools
 import itertools
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,11 +21,11 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 import bilax
-from bilax.app.run_folder import read_arrays, write_arrays
 from bilax.datasets import Examples
-from bilax.run.checkpoint import fingerprint
+from bilax.experiments.runner import Setup
 
 Activation = Literal["none", "relu"]
+Optimizer = Literal["sgd", "adam"]
 
 
 class Batch(NamedTuple):
@@ -126,32 +123,11 @@ def problem(activation: Activation = "none") -> bilax.Problem:
     return bilax.Problem(upper, lower)
 
 
-def methods(inner_steps: int = 50, step_size: float = 0.03) -> dict[str, bilax.Method]:
-    """The methods of Table 3 and ours, each with the start that suits it.
-
-    Methods without an auxiliary start warm: from a fixed start, 50 steps of 0.03 do not train the network.
-    The Hessian of the two layers is indefinite, for which conjugate gradients are not made: LS takes what three
-    of their steps give, the best of 1, 2, 3, 5 and 10 by the held-out accuracy at y_K on the digits.
-    """
-    at = (inner_steps, step_size)
-    return {
-        "LS": bilax.ls(*at, tolerance=None, max_steps=3, start="warm"),
-        "NS": bilax.ns(*at, terms=inner_steps, start="warm"),
-        "RHG": bilax.rhg(*at, start="warm"),
-        "T-RHG": bilax.t_rhg(*at, window=max(1, inner_steps // 2), start="warm"),
-        "BDA": bilax.bda(*at, mu=0.4, start="warm"),
-        "IA-GM": bilax.ia_gm(*at),
-        "IA-GM(A)": bilax.ia_gm_a(*at),
-        "IAPTT-GM": bilax.iaptt_gm(*at),
-    }
-
-
 def split(
     pool: Examples,
     sizes: tuple[int, int, int, int],
     corrupted: float = 0.5,
-    seeds: int = 1,
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
     may_keep: bool = False,
 ) -> Split:
     """Draws disjoint training, validation, held-out and test sets of `sizes`, and corrupts the training labels.
@@ -164,10 +140,10 @@ def split(
     """
     if sum(sizes) > len(pool.labels):
         raise ValueError(f"sizes={sizes} ask for {sum(sizes)} examples, but there are {len(pool.labels)}.")
-    order = np.random.default_rng(seed).permutation(len(pool.labels))
+    order = np.random.default_rng(seeds[0]).permutation(len(pool.labels))
     train, validation, held_out, test, _ = (pool.take(rows) for rows in np.split(order, np.cumsum(sizes)))
     classes = int(pool.labels.max()) + 1
-    noisy = [corrupt(train.labels, corrupted, classes, seed + i, may_keep) for i in range(seeds)]
+    noisy = [corrupt(train.labels, corrupted, classes, seed, may_keep) for seed in seeds]
     return Split(train, validation, held_out, test, np.stack(noisy))
 
 
@@ -185,148 +161,77 @@ def corrupt(
     return out
 
 
-@dataclasses.dataclass(frozen=True)
-class Outer:
-    """The outer loop's settings."""
+def setup(parts: Split, y0s: PyTree, activation: Activation = "none", batch: int | None = None) -> Setup:
+    """What is to be solved for every seed at once, from x = 0; the images are there once for all seeds.
 
-    steps: int = 3000
-    rate: float = 0.01
-    """Adam's, for x"""
-    z_rate: float = 7e-5
-    """Adam's, for z; shrinks to zero along a half cosine over all steps"""
-    z_decay: float = 4.0
-    """weight decay of z, times its rate"""
-    every: int = 25
-    """outer steps between measurements"""
-    batch: int | None = None
-    """examples drawn for each outer step from each of the two sets; None takes all"""
-    patience: int | None = None
-    """stop once neither held-out accuracy nor F1 has risen by 0.2 per cent in so many outer steps"""
-
-    def __post_init__(self):
-        for name in ("steps", "every", "batch", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-
-    def z_optimizer(self) -> optax.GradientTransformation:
-        """What moves z; without the decay it over-fits the validation set within the paper's 3,000 steps."""
-        schedule = optax.cosine_decay_schedule(self.z_rate, self.steps)
-        return optax.adamw(schedule, weight_decay=self.z_decay)
+    `y0s` are initial networks with a leading axis for the seeds. With `batch`, each outer step draws so many examples
+    of each of the two sets.
+    """
+    classes = parts.classes
+    noisy = jnp.asarray(parts.noisy)
+    each_targets = jax.vmap(lambda labels: targets(labels, classes))(noisy)
+    val_targets = targets(jnp.asarray(parts.validation.labels), classes)
+    whole = Batch(jnp.asarray(parts.train.inputs), each_targets, jnp.asarray(parts.validation.inputs), val_targets)
+    x0s = jnp.zeros(noisy.shape, y0s[0][0].dtype)
+    axes = Batch(None, 0, None, None, None)  # pyright: ignore[reportArgumentType]
+    # A tree, so that the images are an argument of the compiled program and no constant in it.
+    data = (whole,) if batch is None else jax.tree_util.Partial(_draw_step, whole, batch)
+    return Setup(problem(activation), x0s, y0s, data, many=True, data_axes=(axes,))
 
 
-class Run(NamedTuple):
-    """One method on one split: measures along the way, a leading axis for the recordings, then the seeds."""
-
-    steps: np.ndarray
-    """outer steps taken at each recording"""
-    scores: Scores
-    x: Any
-    z: PyTree
-    y: PyTree
-    """y_K(x, z)"""
-    seconds: float
-    """per outer step for all seeds together: the median over recordings, compilation left out"""
+def _draw_step(whole: Batch, size: int, step: Array, key: Array) -> tuple[Batch]:
+    return (draw(whole, size, key),)
 
 
-class Shared(NamedTuple):
+def z_optimizer(steps: int, rate: float = 7e-5, decay: float = 4.0) -> optax.GradientTransformation:
+    """What moves z: Adam whose rate shrinks to zero along a half cosine over all steps, with weight decay.
+
+    Without the decay it over-fits the validation set within the paper's 3,000 steps.
+    """
+    return optax.adamw(optax.cosine_decay_schedule(rate, steps), weight_decay=decay)
+
+
+def measuring(
+    method: bilax.Method,
+    parts: Split,
+    start: Setup,
+    activation: Activation = "none",
+    every: int = 25,
+    patience: int | None = None,
+) -> bilax.EarlyStopping:
+    """Measures all seeds every so many outer steps; ends once neither mean held-out accuracy (at y_K) nor mean F1 has
+    risen by 0.2 per cent in `patience` steps."""
+    phi = bilax.approximate(start.problem, method)
+    known = Known(
+        tuple(jnp.asarray(part.inputs) for part in parts[:4]),
+        tuple(jnp.asarray(part.labels) for part in parts[:4]),
+        targets(jnp.asarray(parts.validation.labels), parts.classes),
+    )
+    noisy = jnp.asarray(parts.noisy)
+
+    @jax.jit
+    def measure_all(known: Known, x: Array, z: PyTree) -> Scores:
+        def one(x, z, noisy):
+            whole = Batch(known.inputs[0], targets(noisy, parts.classes), known.inputs[1], known.val_targets)
+            upper, info = phi(x, z, whole)
+            return measure(known, noisy, x, z, upper, info, activation)
+
+        return jax.vmap(one)(x, z, noisy)
+
+    def validate(state: bilax.Snapshot) -> Any:
+        scores = jax.device_get(measure_all(known, state.x, state.z))
+        return {name: -getattr(scores, name).mean() for name in ("held_y", "f1")}, scores._asdict()
+
+    return bilax.EarlyStopping(validate, patience, every=every, gain=2e-3)
+
+
+class Known(NamedTuple):
     """What all seeds have in common, on the device."""
 
     inputs: tuple[Float[Array, "..."], ...]
     """of the training, validation, held-out and test examples"""
     labels: tuple[Int[Array, "..."], ...]
     val_targets: Float[Array, "c m"]
-
-
-def train(
-    method: bilax.Method,
-    parts: Split,
-    y0s: PyTree,
-    outer: Outer = Outer(),
-    activation: Activation = "none",
-    seed: int = 0,
-    report: Callable[[Run], None] | None = None,
-    saved: Path | None = None,
-) -> Run:
-    """Runs a method from x = 0 for every seed at once; the images are read once for all seeds.
-
-    `y0s` are initial networks with a leading axis for the seeds. `report` is called at each recording. A run
-    keeps its state in the file `saved`, goes on from there if it is started again, and removes it at the end.
-    """
-    phi = bilax.approximate(problem(activation), method)
-    optimizer = optax.adam(outer.rate)
-    z_optimizer = outer.z_optimizer()
-    classes = parts.classes
-    labels = tuple(jnp.asarray(part.labels) for part in parts[:4])
-    shared = Shared(tuple(jnp.asarray(part.inputs) for part in parts[:4]), labels, targets(labels[1], classes))
-
-    def advance(shared, noisy, carry, first, end):
-        """Outer steps first..end-1 of one seed, then the measures."""
-        whole = Batch(shared.inputs[0], targets(noisy, classes), shared.inputs[1], shared.val_targets)
-
-        def step(i, carry):
-            batch = whole if outer.batch is None else draw(whole, outer.batch, jax.random.fold_in(key, i))
-            return outer_step(phi, optimizer, z_optimizer, carry, batch)
-
-        carry = jax.lax.fori_loop(first, end, step, carry)
-        x, z, _ = carry
-        upper, info = phi(x, z, whole)
-        return carry, info.y_last, measure(shared, noisy, x, z, upper, info, activation)
-
-    key, noisy = jax.random.key(seed), jnp.asarray(parts.noisy)
-    x0s = jnp.zeros(noisy.shape)
-    carry = x0s, y0s, (jax.vmap(optimizer.init)(x0s), jax.vmap(z_optimizer.init)(y0s))
-    advance = jax.jit(jax.vmap(advance, in_axes=(None, 0, 0, None, None)))
-    compiled = advance.lower(shared, noisy, carry, 0, 0).compile()
-    # What makes one run different from another, so that no run goes on from a stranger's state.
-    tag = f"{method} {outer} {activation} {seed} {fingerprint((parts, y0s))}" if saved else ""
-    carry, recorded, ends = _restore(saved, tag, carry)
-    paces: list[float] = []
-    while True:
-        first = ends[-1] if ends else 0
-        ends.append(min(first + outer.every, outer.steps))
-        began = time.perf_counter()
-        carry, y, scores = compiled(shared, noisy, carry, first, ends[-1])
-        recorded.append(jax.device_get(scores))
-        paces.append((time.perf_counter() - began) / (ends[-1] - first))
-        stacked = jax.tree.map(lambda *parts: np.stack(parts), *recorded)
-        run = Run(np.array(ends), stacked, carry[0], carry[1], y, float(np.median(paces)))
-        if not np.isfinite(stacked.upper[-1]).all():
-            raise FloatingPointError(
-                f"the leader's loss left the finite numbers before outer step {ends[-1]}: make step_size or z_rate "
-                "smaller, or scale the inputs down."
-            )
-        if report:
-            report(run)
-        if ends[-1] == outer.steps or (outer.patience and settled(run, outer.patience)):
-            if saved:
-                saved.unlink(missing_ok=True)
-            return jax.device_get(run)
-        if saved and len(ends) % 4 == 0:
-            _save(saved, tag, carry, stacked, ends)
-
-
-def _save(path: Path, tag: str, carry: PyTree, scores: Scores, ends: list[int]) -> None:
-    leaves = {f"leaf{i}": leaf for i, leaf in enumerate(jax.tree.leaves(carry))}
-    write_arrays(path, {"tag": tag, "ends": ends, **leaves, **scores._asdict()})
-
-
-def _restore(path: Path | None, tag: str, carry: PyTree) -> tuple[PyTree, list[Scores], list[int]]:
-    """The state, measures and steps of an earlier part of the same run, or those of the beginning."""
-    if path is None or not path.exists():
-        return carry, [], []
-    try:
-        kept = read_arrays(path)
-    except ValueError as error:
-        raise ValueError(f"{path}, the state of an unfinished run, is damaged: remove it to begin anew.") from error
-    if str(kept["tag"]) != tag:
-        raise ValueError(
-            f"{path} is the state of an unfinished run of other settings or data: go on with those, choose another "
-            "--out, or remove it."
-        )
-    leaves = [jnp.asarray(kept[f"leaf{i}"]) for i in range(len(jax.tree.leaves(carry)))]
-    scores = [Scores._make(row) for row in zip(*(kept[name] for name in Scores._fields), strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(carry), leaves), scores, kept["ends"].tolist()
 
 
 def draw(whole: Batch, size: int, key: Array) -> Batch:
@@ -338,7 +243,7 @@ def draw(whole: Batch, size: int, key: Array) -> Batch:
     )
     return Batch(
         whole.train_inputs[rows],
-        whole.train_targets[:, rows],
+        whole.train_targets[..., rows],
         whole.val_inputs[cols],
         whole.val_targets[:, cols],
         rows,
@@ -346,14 +251,14 @@ def draw(whole: Batch, size: int, key: Array) -> Batch:
 
 
 def measure(
-    shared: Shared, noisy: Array, x: Array, z: PyTree, upper: Array, info: bilax.Info, activation: Activation
+    known: Known, noisy: Array, x: Array, z: PyTree, upper: Array, info: bilax.Info, activation: Activation
 ) -> Scores:
     """All measures at a point of one seed."""
 
     def accuracy(y, which):
-        return _accuracy(logits(y, shared.inputs[which], activation), shared.labels[which])
+        return _accuracy(logits(y, known.inputs[which], activation), known.labels[which])
 
-    precision, recall, f1 = found(x, noisy == shared.labels[0])
+    precision, recall, f1 = detected(x, noisy == known.labels[0])
     return Scores(
         upper=upper,
         k_bar=info.k_bar,
@@ -367,23 +272,7 @@ def measure(
     )
 
 
-def outer_step(phi: bilax.Phi, optimizer: Any, z_optimizer: Any, carry: PyTree, *data: Any) -> PyTree:
-    """One step of Algorithm 1 on carry = (x, z, both optimisers' memories)."""
-    x, z, (x_memory, z_memory) = carry
-    start = phi.method.start
-    both = (0, 1) if start == "auxiliary" else (0,)
-    (_, info), (x_slope, *z_slope) = jax.value_and_grad(phi, both, has_aux=True)(x, z, *data)
-    updates, x_memory = optimizer.update(x_slope, x_memory, x)
-    x = optax.apply_updates(x, updates)
-    if start == "auxiliary":
-        updates, z_memory = z_optimizer.update(z_slope[0], z_memory, z)
-        z = optax.apply_updates(z, updates)
-    elif start == "warm":
-        z = info.y_last
-    return x, z, (x_memory, z_memory)
-
-
-def found(x: Float[Array, " n"], right: Array) -> tuple[Array, Array, Array]:
+def detected(x: Float[Array, " n"], right: Array) -> tuple[Array, Array, Array]:
     """Precision, recall and F1 of "σ(x_i) ≥ 0.5 means clean" against the truth `right`."""
     said = x >= 0
     both = jnp.sum(said & right)
@@ -427,15 +316,6 @@ def train_plainly(
         rows.append(jax.device_get(accuracies))
     test, held = np.stack(rows).swapaxes(0, 1)
     return {"test": test, "held": held}
-
-
-def settled(run: Run, patience: int) -> bool:
-    """Whether mean held-out accuracy (at y_K) and F1 have not risen by 0.2 per cent in the last `patience` steps."""
-    recent = run.steps > run.steps[-1] - patience
-    if recent.all():
-        return False
-    means = (values.mean(axis=1) for values in (run.scores.held_y, run.scores.f1))
-    return all(values[recent].max() < values[~recent].max() + 2e-3 for values in means)
 
 
 def targets(labels: Int[Array, " n"], classes: int) -> Float[Array, "c n"]:

@@ -1,34 +1,38 @@
-"""`bilax run cleaning`, and `bilax reproduce table-3` and the right half of figure 3."""
+"""`bilax reproduce table-3`, and the right half of figure 3."""
 
 import dataclasses
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import jax
 import numpy as np
 
 import bilax
-from bilax.app.cli import nearest, refuse
+from bilax.app.data_command import data_arg
+from bilax.app.errors import plain_errors
 from bilax.app.show import (
     Arg,
     Claim,
     Target,
     console,
     file_stem,
-    load_json,
     plt,
     refuse_to_replace,
     save_json,
     show_table,
     steps,
     stored_results,
-    to_plain,
 )
-from bilax.datasets import load
-from bilax.datasets.commands import plain_errors
+from bilax.datasets.registry import entry
 from bilax.experiments.cleaning import problem as cleaning
-from bilax.experiments.cleaning.problem import Activation, Outer, Run, Split
+from bilax.experiments.cleaning.problem import Activation
+from bilax.experiments.cleaning.run import Cleaning, curves
+from bilax.experiments.runner import Experiment, train_or_leave
+
+FREE = (*Experiment.free[:-1], "patience")
+"""settings that do not say what is computed"""
 
 PAPER = {
     "mnist": {
@@ -49,138 +53,6 @@ PAPER = {
     },
 }
 """Table 3: test accuracy and F1, per cent."""
-
-
-@dataclasses.dataclass
-class Cleaning:
-    """One method on one data set with half of the training labels wrong."""
-
-    data: Annotated[str, Arg(help="digits (embedded), mnist or fashion-mnist")] = "digits"
-    folder: Annotated[Path | None, Arg(help="look for the data here first")] = None
-    method: Annotated[str, Arg(help="ls, ns, rhg, t-rhg, bda, ia-gm, ia-gm-a, iaptt-gm")] = "IAPTT-GM"
-    activation: Annotated[Activation, Arg(help="between the two layers")] = "none"
-    hidden: Annotated[int, Arg(help="hidden units; 0 for a single layer, a convex follower")] = 300
-    sizes: Annotated[tuple[int, int, int, int] | None, Arg(help="training, validation, held-out and test examples")] = (
-        None
-    )
-    corrupted: Annotated[float, Arg(help="share of wrong training labels")] = 0.5
-    may_keep: Annotated[bool, Arg(help="the authors' corruption, which leaves one in ten labels right")] = False
-    inner_steps: Annotated[int, Arg(help="K")] = 50
-    step_size: Annotated[float, Arg(help="α, the follower's step")] = 0.03
-    steps: Annotated[int, Arg(help="T, outer steps")] = 3000
-    rate: Annotated[float, Arg(help="Adam's rate for x")] = Outer.rate
-    z_rate: Annotated[float, Arg(help="Adam's rate for z; it shrinks to zero")] = Outer.z_rate
-    z_decay: Annotated[float, Arg(help="weight decay of z, times its rate")] = Outer.z_decay
-    every: Annotated[int, Arg(help="outer steps between measurements")] = 25
-    batch: Annotated[int | None, Arg(help="examples per outer step; all by default")] = None
-    patience: Annotated[int | None, Arg(help="stop after so many outer steps without a rise")] = None
-    seeds: Annotated[int, Arg(help="initial networks and corruptions, run together")] = 3
-    seed: Annotated[int, Arg(help="seed of everything random")] = 0
-    out: Annotated[Path, Arg(help="folder for the numbers")] = Path("results/cleaning")
-
-    name: ClassVar[str] = "cleaning"
-
-    def __post_init__(self):
-        spelt = {name.lower().replace("(a)", "-a"): name for name in cleaning.methods()}
-        self.method = spelt.get(self.method.lower(), self.method)
-
-    @property
-    def path(self) -> Path:
-        """Where the numbers of this run go."""
-        kind = "convex" if self.hidden == 0 else self.activation
-        return self.out / f"{file_stem(self.data, self.method, kind)}.json"
-
-    def parts(self) -> Split:
-        """The data, split and corrupted."""
-        sizes = self.sizes or ((600, 400, 300, 450) if self.data == "digits" else (5000, 5000, 10000, 10000))
-        train, test = load(self.data, self.folder)
-        return cleaning.split(train.join(test), sizes, self.corrupted, self.seeds, self.seed, self.may_keep)
-
-    def networks(self, parts: Split) -> Any:
-        """One initial network for each seed."""
-        inputs, keys = parts.train.inputs.shape[1], jax.random.split(jax.random.key(self.seed), self.seeds)
-        return jax.vmap(lambda key: cleaning.network(key, inputs, parts.classes, self.hidden))(keys)
-
-    def chosen_method(self) -> bilax.Method:
-        """The method by its name."""
-        known = cleaning.methods(self.inner_steps, self.step_size)
-        if self.method not in known:
-            refuse(f"there is no method {self.method!r} here: {nearest(self.method, list(known))}")
-        return known[self.method]
-
-    def compute(self, keep: bool = True) -> dict[str, Any]:
-        """Runs the method; stores what there is on the way and goes on from there if started again.
-
-        A complete run of the same settings is read, one of other settings is not overwritten.
-        """
-        if keep and (found := self.stored()) is not None:
-            return found
-        if keep and self.path.exists() and load_json(self.path)["results"]["complete"]:
-            refuse_to_replace(self.path)
-        method, parts = self.chosen_method(), self.parts()
-        outer = Outer(self.steps, self.rate, self.z_rate, self.z_decay, self.every, self.batch, self.patience)
-
-        def report(run: Run) -> None:
-            last = {key: 100 * value[-1].mean() for key, value in run.scores._asdict().items()}
-            console.print(
-                f"{self.data} {self.method} {run.steps[-1]:5d}  {run.seconds:.2f} s/step  "
-                f"upper {last['upper'] / 100:.4f}  accuracy at z {last['test_z']:.2f}, "
-                f"at y_K {last['test_y']:.2f}  F1 {last['f1']:.2f}",
-                soft_wrap=True,
-            )
-            if keep and run.steps[-1] % (8 * self.every) == 0:
-                save_json(self.path, self, {"complete": False, **summary(run)})
-
-        saved = self.path.with_suffix(".npz") if keep else None
-        run = cleaning.train(method, parts, self.networks(parts), outer, self.activation, self.seed, report, saved)
-        results = {"complete": True, **summary(run), "extremes": extremes(run, parts)}
-        if keep:
-            save_json(self.path, self, results)
-        return results
-
-    def stored(self) -> dict[str, Any] | None:
-        """The numbers of an earlier, complete run with the same settings, if there is one."""
-        results = stored_results(self.path, self)
-        return results if results is not None and results["complete"] else None
-
-    def main(self) -> None:
-        """Runs and prints the measures."""
-        with plain_errors():
-            results = self.compute()
-        show_rows(f"hyper-cleaning of {self.data}", self.data, {self.method: results})
-        console.print(f"wrote {self.path}", style="dim", soft_wrap=True)
-
-
-def summary(run: Run) -> dict[str, Any]:
-    """A run as plain numbers: the curves with a leading axis for recordings, then seeds."""
-    return {
-        "steps": run.steps,
-        "seconds": run.seconds,
-        "curves": {key: to_plain(value, 5) for key, value in run.scores._asdict().items()},
-    }
-
-
-def extremes(run: Run, parts: Split, count: int = 24) -> dict[str, Any]:
-    """The training examples with the lowest and the highest weights of the first seed, pictures as hex bytes."""
-    if len(parts.train.shape) != 2:
-        return {}
-    order = np.argsort(run.x[0], kind="stable")
-    pixels = np.round(255 * np.clip(parts.train.inputs, 0, 1)).astype(np.uint8)
-    return {
-        "shape": list(parts.train.shape),
-        **{
-            name: [
-                {
-                    "weight": float(1 / (1 + np.exp(-run.x[0, i]))),
-                    "given": int(parts.noisy[0, i]),
-                    "true": int(parts.train.labels[i]),
-                    "pixels": pixels[i].tobytes().hex(),
-                }
-                for i in rows
-            ]
-            for name, rows in (("lowest", order[:count]), ("highest", order[::-1][:count]))
-        },
-    }
 
 
 def at_end(results: dict[str, Any], measure: str) -> tuple[float, float]:
@@ -239,9 +111,8 @@ PLAIN = ("noisy data", "validation alone", "validation + clean")
 
 def train_plainly(config: Cleaning, label: str) -> dict[str, Any]:
     """A network trained on the data that the label names, by the settings of a run on the same data."""
-    parts = config.parts()
-    y0s = config.networks(parts)
-    trusted = np.broadcast_to(parts.validation.labels, (config.seeds, len(parts.validation.labels)))
+    parts, y0s = config.parts, config.networks()
+    trusted = np.broadcast_to(parts.validation.labels, (len(config.seed), len(parts.validation.labels)))
     # -1 is no class, so an example with that label counts for nothing.
     right = np.where(parts.noisy == parts.train.labels, parts.noisy, -1)
     both = np.concatenate([parts.validation.inputs, parts.train.inputs])
@@ -257,7 +128,7 @@ def train_plainly(config: Cleaning, label: str) -> dict[str, Any]:
 class Table3(Target):
     """Table 3: data hyper-cleaning on MNIST and FashionMNIST, accuracy and F1 of all methods."""
 
-    data: Annotated[tuple[str, ...], Arg(help="data sets")] = ("mnist", "fashion-mnist")
+    dataset: Annotated[tuple[str, ...], data_arg("data sets", "examples", several=True)] = ("mnist", "fashion-mnist")
     methods: Annotated[tuple[str, ...], Arg(help="methods")] = (
         "IAPTT-GM",
         "IA-GM",
@@ -269,75 +140,84 @@ class Table3(Target):
     )
     folder: Annotated[Path | None, Arg(help="look for the data here first")] = None
     activation: Annotated[Activation, Arg(help="between the two layers")] = "none"
-    steps: Annotated[int, Arg(help="T, outer steps")] = 3000
-    seeds: Annotated[int, Arg(help="initial networks and corruptions")] = 3
+    outer_steps: Annotated[int, Arg(help="T, outer steps")] = 3000
+    seeds: Annotated[int, Arg(help="how many initial networks and corruptions")] = 3
+    runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-3")
 
     name: ClassVar[str] = "table-3"
     in_cells: ClassVar[bool] = True
+
+    def __post_init__(self):
+        spelt = {file_stem(label): label for label in (*PAPER["mnist"], "IA-GM", "IA-GM(A)")}
+        self.methods = tuple(spelt.get(file_stem(label), label) for label in self.methods)
 
     def config(self, data: str, method: str) -> Cleaning:
         """The settings of one cell of the table."""
         quick: dict[str, Any] = {}
         if self.quick:
             # The same flow in fewer steps (K α and T times the rate of z are kept), on a fifth of the data.
-            quick = {"inner_steps": 10, "step_size": 0.15, "steps": 150, "z_rate": 1.4e-3, "seeds": 2}
-            quick["sizes"] = None if data == "digits" else (1000, 1000, 1000, 2000)
-        base = Cleaning(data, self.folder, method, self.activation, steps=self.steps, seeds=self.seeds, seed=self.seed)
+            quick = {"inner_steps": 10, "step_size": 0.15, "outer_steps": 150, "z_rate": 1.4e-3}
+            quick["sizes"] = entry(data, "examples").quick_sizes
+        base = Cleaning(
+            method=file_stem(method),
+            outer_steps=self.outer_steps,
+            dataset=data,
+            folder=self.folder,
+            activation=self.activation,
+            seed=tuple(range(self.seed, self.seed + (2 if self.quick else self.seeds))),
+            out=self.runs / file_stem(data, method, self.activation),
+        )
         # Those with an auxiliary start learn it along a schedule that ends with the run.
-        patience = 500 if base.chosen_method().start == "warm" else None
-        return dataclasses.replace(base, out=self.out / self.name, **{"patience": patience, **quick})
+        patience = 500 if base.make_method().start == "warm" and not self.quick else None
+        return dataclasses.replace(base, patience=patience, **quick)
 
     def compute(self) -> dict[str, Any]:
         """Every cell; those stored by an earlier run with the same settings are read."""
         for method in self.methods:
             self.config("digits", method)  # so that a wrong word is refused now, not hours later
         with plain_errors():
-            return {data: self.row(data) for data in self.data}
-
-    def row(self, data: str) -> dict[str, Any]:
-        """All methods and the two plain baselines on one data set."""
-        runs = {}
-        for method in self.methods:
-            config = self.config(data, method)
-            try:
-                runs[config.method] = config.compute(keep=not self.quick)
-            except FloatingPointError as error:
-                runs[config.method] = {"missing": "broke off", "reason": str(error)}
-        for label in PLAIN:
-            path, config = self._plain(data, label)
-            found = None if self.quick else stored_results(path, config)
-            if found is None:
-                if path.exists() and not self.quick:
-                    refuse_to_replace(path)
-                found = train_plainly(config, label)
-                if not self.quick:
-                    save_json(path, config, found)
-            runs[label] = found
-        return runs
+            if self.quick:
+                with tempfile.TemporaryDirectory() as folder:
+                    return dataclasses.replace(self, runs=Path(folder))._rows()
+            return self._rows()
 
     def stored(self) -> dict[str, Any]:
         """The cells that have been computed."""
-        if self.quick:
-            return super().stored()
-        rows = {}
-        for data in self.data:
-            cells = {c.method: c.stored() for c in (self.config(data, method) for method in self.methods)}
-            cells |= {label: stored_results(*self._plain(data, label)) for label in PLAIN}
-            rows[data] = {name: {"missing": "not run"} if cell is None else cell for name, cell in cells.items()}
-        return rows
+        return super().stored() if self.quick else self._rows()
 
-    def _plain(self, data: str, label: str) -> tuple[Path, Cleaning]:
-        config = self.config(data, "IAPTT-GM")
-        return config.out / f"{file_stem(data, label, self.activation)}.json", config
+    def _rows(self) -> dict[str, Any]:
+        """All methods and the plain baselines on each data set; with --redraw those that are stored."""
+        return {data: {label: self._cell(data, label) for label in (*self.methods, *PLAIN)} for data in self.dataset}
+
+    def _cell(self, data: str, label: str) -> dict[str, Any]:
+        config = self.config(data, "IAPTT-GM" if label in PLAIN else label)
+        path = self.out / self.name / f"{file_stem(data, label, self.activation)}.json"
+        stored = None if self.quick else stored_results(path, config, FREE)
+        if stored is not None or self.redraw:
+            return stored or {"missing": "not run"}
+        if path.exists() and not self.quick:
+            refuse_to_replace(path)
+        console.print(f"{label}, {data}", style="bold")
+        if label in PLAIN:
+            cell = train_plainly(config, label)
+        else:
+            result = train_or_leave(config)
+            if bilax.Status[result["status"]].failed:
+                return {"missing": "broke off", "reason": result["message"]}
+            cell = {"steps": result["recorded"], "seconds": result["seconds_per_step"]}
+            cell |= {name: result[name] for name in ("curves", "extremes")}
+        if not self.quick:
+            save_json(path, config, cell)
+        return cell
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         """A table for each data set, the curves, and the pictures with the lowest and the highest weights."""
         paths = []
         for data, runs in results.items():
             show_rows(f"hyper-cleaning of {data}, per cent", data, runs)
-            if any(run["steps"][-1] < self.steps for run in runs.values() if "curves" in run) and not self.quick:
+            if any(run["steps"][-1] < self.outer_steps for run in runs.values() if "curves" in run) and not self.quick:
                 said = "T below {:,}: stopped, as neither held-out accuracy nor F1 had risen by 0.2 in 500 steps."
-                console.print(said.format(self.steps), style="dim")
+                console.print(said.format(self.outer_steps), style="dim")
             if not any("curves" in run for run in runs.values()):
                 continue
             paths.append(draw_curves(runs, f"hyper-cleaning of {data}", self.figure_path(f"-{data}-curves")))
@@ -480,23 +360,24 @@ def _saved(figure: Any, path: Path) -> Path:
 class Figure3Right(Target):
     """Figure 3, right half: IA-GM against IA-GM(A) on hyper-cleaning with a single layer, a convex follower."""
 
-    data: Annotated[str, Arg(help="data set")] = "mnist"
+    dataset: Annotated[str, data_arg("data set", "examples")] = "mnist"
     folder: Annotated[Path | None, Arg(help="look for the data here first")] = None
-    steps: Annotated[int, Arg(help="T, outer steps")] = 300
+    outer_steps: Annotated[int, Arg(help="T, outer steps")] = 300
     settings: Annotated[tuple[tuple[int, float], ...], Arg(help="pairs of K and α")] = ((50, 0.03), (20, 0.15))
 
     name: ClassVar[str] = "figure-3-right"
 
     def compute(self) -> dict[str, Any]:
         """The curves of every method at every setting."""
-        sizes = None if self.data == "digits" else (1000, 1000, 1000, 2000) if self.quick else None
-        config = Cleaning(self.data, self.folder, hidden=0, sizes=sizes, seeds=1, seed=self.seed)
-        count = 60 if self.quick else self.steps
+        sizes = entry(self.dataset, "examples").quick_sizes if self.quick else None
+        count = 60 if self.quick else self.outer_steps
+        config = Cleaning(
+            dataset=self.dataset, folder=self.folder, hidden=0, sizes=sizes, seed=(self.seed,), outer_steps=count,
+            z_rate=0.2 / max(count, 1),
+        )  # fmt: skip
         results: dict[str, Any] = {}
         with plain_errors(), steps(3 * len(self.settings), self.name) as advance:
-            outer = Outer(count, z_rate=0.2 / max(count, 1), every=5)
-            parts = config.parts()
-            y0s = config.networks(parts)
+            setup = config.setup(self.seed)
             for inner_steps, step_size in self.settings:
                 setting = f"K = {inner_steps}, α = {step_size:g}"
                 methods = {
@@ -507,7 +388,11 @@ class Figure3Right(Target):
                 results[setting] = {}
                 for name, method in methods.items():
                     advance(f"{name}, {setting}")
-                    results[setting][name] = summary(cleaning.train(method, parts, y0s, outer, seed=self.seed))
+                    measured = cleaning.measuring(method, config.parts, setup, every=5)
+                    began = time.perf_counter()
+                    setup.solve(method, steps=count, callbacks=[measured], **config.optimizers())
+                    seconds = (time.perf_counter() - began) / count
+                    results[setting][name] = {"steps": measured.steps, "seconds": seconds, "curves": curves(measured)}
         return results
 
     def show(self, results: dict[str, Any]) -> list[Path]:
@@ -526,7 +411,7 @@ class Figure3Right(Target):
             axes[1].set(title=f"test accuracy at y_K (%), {setting}", xlabel="outer step")
         rows[0][1].legend()
         columns = ("setting", "method", "upper at the end", "accuracy", "steps to IA-GM's half-way loss", "s/step")
-        show_table(f"hyper-cleaning of {self.data} with a convex follower", columns, table)
+        show_table(f"hyper-cleaning of {self.dataset} with a convex follower", columns, table)
         return [_saved(figure, self.figure_path())]
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:

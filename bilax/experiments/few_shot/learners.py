@@ -27,7 +27,6 @@ from scipy import stats
 
 import bilax
 from bilax.datasets.episodes import Episode
-from bilax.gradient.phi import tasks_at_once
 from bilax.models import Dense
 
 Penalty = Callable[["Linear"], Any]
@@ -261,10 +260,10 @@ def evaluate(
 
     Neither truncation nor aggregation can be had where the queries' answers are not known.
     """
-    phi = bilax.approximate(learner.test, unaided(method))
+    each_task = bilax.Tasks(bilax.approximate(learner.test, unaided(method)))
     found: list[np.ndarray] = []
     for (episode,) in batches:
-        found.append(np.asarray(_each_task(phi, x, z, episode), float))
+        found.append(np.asarray(each_task.each(x, z, episode)[0], float))
         if sum(map(len, found)) >= tasks:
             break
     return interval(np.concatenate(found))
@@ -291,11 +290,6 @@ def answers(learner: Learner, method: bilax.Method, x: PyTree, z: PyTree, task: 
     y = bilax.approximate(learner.test, unaided(method))(x, z, unknown)[1].y_last
     context = learner.problem.context
     return learner.predict(x if context is None else context(x, unknown), y, unknown)
-
-
-@eqx.filter_jit
-def _each_task(phi: bilax.Phi, x: PyTree, z: PyTree, episode: Episode) -> Array:
-    return jax.lax.map(lambda task: phi(x, z, task)[0], episode, batch_size=tasks_at_once(episode))
 
 
 def _features(network: Network, task: Episode) -> Features:

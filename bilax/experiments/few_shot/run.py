@@ -7,11 +7,10 @@ classes (or the last ones), and episode.png, a test task with its answers.
 import dataclasses
 import functools
 import io
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -20,17 +19,17 @@ import numpy as np
 from jaxtyping import PyTree
 
 import bilax
-from bilax.app.cli import nearest, refuse
-from bilax.app.run_folder import write_whole
+from bilax.app.data_command import data_arg
+from bilax.app.errors import nearest
 from bilax.app.show import Arg, plt, steps
 from bilax.datasets import DataError
 from bilax.datasets.classes import Splits
-from bilax.datasets.episodes import Episode, Episodes, Sinusoids, load_digit_tasks
-from bilax.datasets.imagenet import load_folder, load_mini_imagenet, load_tiered_imagenet
-from bilax.datasets.omniglot import load_omniglot
+from bilax.datasets.episodes import Episode, Episodes, Sinusoids
+from bilax.datasets.registry import DATA_SETS, DataSet, entry, load_classes
 from bilax.experiments.few_shot import learners as few_shot
 from bilax.experiments.few_shot.learners import Learner, LqPenalty
-from bilax.experiments.runner import EXIT_CODES, Run, Setup
+from bilax.experiments.runner import End, Experiment, Setup
+from bilax.files import write_whole
 from bilax.models import ConvNet4, Dense, ResNet12
 
 WHOLE = {"maml": bilax.maml, "fomaml": bilax.fomaml, "reptile": bilax.reptile}
@@ -43,7 +42,7 @@ TEST_BATCH = 20
 
 
 @dataclasses.dataclass
-class FewShot(Run):
+class FewShot(Experiment):
     """N-way M-shot learning: a shared representation, and one linear classifier per task (the paper's Section 4.2).
 
     Methods are protonet, relation-net, maml, fomaml, reptile, anil (which is ia-gm) and iaptt-gm, ia-gm, ia-gm-a, rhg,
@@ -62,10 +61,9 @@ class FewShot(Run):
     rate: Annotated[float, Arg(help="the outer step for x (and z)")] = 1e-3
     optimizer: Annotated[Literal["sgd", "adam"], Arg(help="of the outer loop")] = "adam"
     dataset: Annotated[
-        Literal["digits", "sinusoid", "omniglot", "mini-imagenet", "tiered-imagenet", "folder"],
-        Arg(help="the first two need no files; folder is your own pictures, one folder per class"),
+        str, data_arg("the first two need no files; folder is your own pictures", "classes", "functions")
     ] = "digits"
-    folder: Annotated[Path | None, Arg(help="where the data set is; Omniglot is also looked for in BILAX_DATA")] = None
+    folder: Annotated[Path | None, Arg(help="look for the data here before BILAX_DATA and the cache")] = None
     rotations: Annotated[bool, Arg(help="omniglot: quarter turns of training characters as extra classes")] = False
     distortions: Annotated[bool, Arg(help="turn, shear, scale and shift training pictures a little")] = False
     backbone: Annotated[Literal["convnet4", "resnet12"], Arg(help="for pictures")] = "convnet4"
@@ -89,37 +87,42 @@ class FewShot(Run):
     minutes: Annotated[float | None, Arg(help="of training at the most, what was done before --resume included")] = None
     test_tasks: Annotated[int, Arg(help="tasks of the final test at the least")] = 600
     name = "few-shot"
-    free = (*Run.free, "folder", "minutes", "patience", "gain", "test_tasks")
+    convolves: ClassVar[bool] = True
+    free = (*Experiment.free, "folder", "minutes", "patience", "gain", "test_tasks")
+
+    def check(self) -> None:
+        super().check()
+        for name in ("filters", "validate_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = name.replace("_", "-")
+                self.refuse(f"--{option} must be at least 1, got {value}.")
+        if self.rotations and "rotations" not in self.data_set.options:
+            those = ", ".join(name for name, known in DATA_SETS.items() if "rotations" in known.options)
+            self.refuse(f"--rotations is for {those}.")
+        if self.regression:
+            for name in ("distortions", "backbone", "filters", "feature_scale", "way"):
+                if getattr(self, name) != getattr(FewShot, name):
+                    self.refuse(f"--{name.replace('_', '-')} is for pictures.")
+        if self.patience is not None and self.validate_every is None:
+            self.refuse("--patience needs --validate-every.")
+        if self.gain != 0 and self.patience is None:
+            self.refuse("--gain needs --patience.")
+        if self.minutes is not None and not self.minutes >= 0:
+            self.refuse(f"--minutes must not be negative, got {self.minutes}.")
+        if not self.gain >= 0:
+            self.refuse(f"--gain must not be negative, got {self.gain}.")
 
     def make_method(self) -> bilax.Method:
         recipes = {**WHOLE, "anil": bilax.ia_gm}
         shared = [name.replace("_", "-") for name in bilax.RECIPES if name not in (*WHOLE, "one_step")]
         known = [*shared, *recipes, *MEANS]
         if self.method not in known:
-            refuse(f"bilax run {self.name}: unknown method '{self.method}': {nearest(self.method, known)}")
+            self.refuse(f"unknown method '{self.method}': {nearest(self.method, known)}")
         if self.start == "warm":
-            refuse(f"bilax run {self.name}: --start warm has no meaning for tasks that change; use fixed or auxiliary.")
+            self.refuse("--start warm has no meaning for tasks that change; use fixed or auxiliary.")
         if self.start is not None and self.method in (*WHOLE, *MEANS):
-            refuse(f"bilax run {self.name}: --start is not for {self.method}, which has a start of its own.")
-        for name in ("filters", "validate_every", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = name.replace("_", "-")
-                refuse(f"bilax run {self.name}: --{option} must be at least 1, got {value}.")
-        if self.rotations and self.dataset != "omniglot":
-            refuse(f"bilax run {self.name}: --rotations is for omniglot.")
-        if self.dataset == "sinusoid":
-            for name in ("distortions", "backbone", "filters", "feature_scale", "way"):
-                if getattr(self, name) != getattr(FewShot, name):
-                    refuse(f"bilax run {self.name}: --{name.replace('_', '-')} is for pictures.")
-        if self.patience is not None and self.validate_every is None:
-            refuse(f"bilax run {self.name}: --patience needs --validate-every.")
-        if self.gain != 0 and self.patience is None:
-            refuse(f"bilax run {self.name}: --gain needs --patience.")
-        if self.minutes is not None and not self.minutes >= 0:
-            refuse(f"bilax run {self.name}: --minutes must not be negative, got {self.minutes}.")
-        if not self.gain >= 0:
-            refuse(f"bilax run {self.name}: --gain must not be negative, got {self.gain}.")
+            self.refuse(f"--start is not for {self.method}, which has a start of its own.")
         if self.method in MEANS:
             return bilax.rhg(1, 1.0)
         if self.method not in recipes:
@@ -128,100 +131,91 @@ class FewShot(Run):
             parts: Any = {} if self.start is None else {"start": self.start}
             return recipes[self.method](self.inner_steps, self.step_size, **parts)
         except (ValueError, TypeError) as error:
-            refuse(f"bilax run {self.name}: {error}")
+            self.refuse(f"{error}")
 
     def setup(self, seed: int) -> Setup:
-        try:
-            learner = self.learner(seed)
-            tasks = self.meta_batch if self.meta_batch is not None else 2 if self.backbone == "resnet12" else 4
-            data = self.batches("train", seed, tasks)
-            # What is wrong with the others should be told now, not after training.
-            self.batches("test", TEST_SEED, TEST_BATCH)
-            if self.validate_every is not None:
-                self.batches("validation", VALIDATION_SEED, TEST_BATCH)
-        except (OSError, ValueError) as error:
-            refuse(f"bilax run {self.name}: {error}")
+        learner = self.learner(seed)
+        tasks = self.meta_batch if self.meta_batch is not None else 2 if self.backbone == "resnet12" else 4
+        data = self.batches("train", seed, tasks)
+        self.batches("test", TEST_SEED, TEST_BATCH)  # what is wrong with it should be told now, not after training
         return Setup(learner.problem, learner.x0, learner.y0, data, tasks=True)
-
-    def saving(self, folder: Path) -> bilax.Saving:
-        # Chunks end where a checkpoint is due, so validations fall on the same steps in every run.
-        return dataclasses.replace(super().saving(folder), every_steps=self.validate_every)
 
     def time_limit(self) -> float | None:
         return None if self.minutes is None else 60 * self.minutes
 
-    def train(self) -> dict[str, Any]:
-        """Runs the first seed, going on where an earlier run in --out was broken off, and returns its result."""
-        assert self.out is not None
-        config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
-        _, result = config._run_one(config.make_method(), self.seed[0], self.out)
-        return result | {"validation": read_validation(self.out), "data_tag": config.data_tag()}
-
     def data_tag(self) -> str | None:
-        return None if self.dataset == "sinusoid" else self.splits.tag()
+        return None if self.regression else self.splits.tag()
 
-    def callbacks(self, seed: int, folder: Path) -> list[Any]:
+    def validation(self, seed: int) -> bilax.EarlyStopping | None:
         if self.validate_every is None:
-            return []
+            return None
         batches = self.batches("validation", VALIDATION_SEED, TEST_BATCH)
-        sign = -1 if self.dataset == "sinusoid" else 1
         learner, method = self.learner(seed), self.make_method()
 
-        def validate(x: PyTree, z: PyTree) -> float:
-            try:
-                return sign * few_shot.evaluate(learner, method, x, z, batches, self.validation_tasks).mean
-            except DataError as error:  # which would be a mere warning, and nothing would be validated
-                refuse(f"bilax run {self.name}: {error}")
+        def validate(state: bilax.Snapshot) -> float:
+            score = few_shot.evaluate(learner, method, state.x, state.z, batches, self.validation_tasks)
+            return self._sign * score.mean
 
-        return [Validation(validate, folder, self.validate_every, self.patience, self.gain)]
+        return bilax.EarlyStopping(validate, self.patience, every=self.validate_every, gain=self.gain)
 
-    def measures(self, solution: bilax.Solution, folder: Path) -> dict[str, Any]:
-        if not last_gain(read_validation(folder)):
-            save_learned(folder, (solution.x, solution.z))
-        if solution.status in EXIT_CODES:
-            return {}  # who breaks a run off does not wait for its test
+    @property
+    def _sign(self) -> int:
+        return 1 if self.regression else -1  # errors should be low, accuracies high
+
+    def details(self, end: End) -> dict[str, Any]:
+        best = None if end.validation is None else end.validation.best_point
+        save_learned(end.folder, best or (end.solution.x, end.solution.z))
+        found = {"data_tag": self.data_tag()}
+        if end.validation is None:
+            return found | {"validation": []}
+        values = (self._sign * value["value"] for value in end.validation.values)
+        return found | {"validation": [list(pair) for pair in zip(end.validation.steps, values, strict=True)]}
+
+    def measures(self, end: End) -> dict[str, Any]:
         learner, method = self.learner(0), self.make_method()
-        x, z = load_learned(folder, (learner.x0, learner.y0))
+        x, z = load_learned(end.folder, (learner.x0, learner.y0))
         test = self.batches("test", TEST_SEED, TEST_BATCH)
         found = tested(learner, method, x, z, test, self.test_tasks)
         if isinstance(test, Episodes):
             task = Episode(*(field[0] for field in test.batch(0)))
-            write_whole(folder / "episode.png", draw_episode(task, few_shot.answers(learner, method, x, z, task)))
-        what = "test error" if self.dataset == "sinusoid" else "test accuracy"
+            write_whole(end.folder / "episode.png", draw_episode(task, few_shot.answers(learner, method, x, z, task)))
+        what = "test error" if self.regression else "test accuracy"
         return {what: found.mean, "± (95 %)": found.half, "test tasks": found.tasks}
 
     def batches(self, part: Literal["train", "validation", "test"], seed: int, tasks: int) -> Episodes | Sinusoids:
         """Tasks of one part of the classes."""
-        if self.dataset == "sinusoid":
-            return Sinusoids(self.shots, self.queries, tasks, seed)
+        if self.data_set.functions:
+            return self.data_set.functions(self.shots, self.queries, tasks, seed)
         distorted = self.distortions and part == "train"
         try:
             return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed, distorted)
         except DataError as error:
-            split = (
-                self.dataset == "folder" and " Without train/, val/ and test/, a fifth of the classes is for the test."
-            )
-            raise DataError(f"{part} classes: {error}{split or ''}") from error
+            split = " Without train/, val/ and test/, a fifth of the classes is for the test."
+            raise DataError(f"{part} classes: {error}{split if self.data_set.needs_folder else ''}") from error
+
+    @property
+    def data_set(self) -> DataSet:
+        """What is known of the data set."""
+        return entry(self.dataset, "classes", "functions")
+
+    @property
+    def regression(self) -> bool:
+        """Whether tasks ask for values, not for classes."""
+        return self.data_set.functions is not None
 
     @functools.cached_property
     def splits(self) -> Splits:
         """The classes of the data set."""
-        if self.dataset == "digits":
-            return load_digit_tasks()
-        if self.dataset == "omniglot":
-            return load_omniglot(self.folder, rotations=self.rotations)
-        if self.folder is None:
-            raise DataError(f"--dataset {self.dataset} needs --folder, where its files are.")
-        load = {"mini-imagenet": load_mini_imagenet, "tiered-imagenet": load_tiered_imagenet, "folder": load_folder}
-        return load[self.dataset](self.folder)
+        options = {name: getattr(self, name) for name in self.data_set.options}
+        return load_classes(self.dataset, self.folder, **options)
 
     def facts(self) -> dict[str, Any]:
-        return super().facts() | ({} if self.dataset == "sinusoid" else {"shape": self.splits.train.shape})
+        return super().facts() | ({} if self.regression else {"shape": self.splits.train.shape})
 
     def learner(self, seed: int, shape: tuple[int, int, int] | None = None) -> Learner:
         """The learner that the method needs, with a network drawn from the seed, for pictures of the data's shape."""
         key = jax.random.key(seed)
-        if self.dataset == "sinusoid":
+        if self.regression:
             network, example, outputs = Dense(1, (40, 40), key, size=5.0), jnp.zeros((2, 1), jnp.float32), 1
         else:
             make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
@@ -232,8 +226,10 @@ class FewShot(Run):
                 network = self._scaled(network)
             example, outputs = jnp.zeros((2, *shape), jnp.float32), self.way
         if self.method in MEANS:
-            if self.dataset == "sinusoid" or self.penalty != "none":
-                raise DataError(f"{self.method} has no classifier to penalise and needs classes; sinusoids have none.")
+            if self.regression:
+                raise DataError(f"{self.method} needs classes; {self.dataset} has none.")
+            if self.penalty != "none":
+                raise DataError(f"{self.method} has no classifier to penalise.")
             if self.method == "protonet":
                 return few_shot.prototypes(network, example, outputs)
             return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1))
@@ -268,7 +264,7 @@ def tested(
         return few_shot.evaluate(learner, method, x, z, watched(), tasks)
 
 
-LEARNED, VALIDATION = "learned.eqx", "validation.json"
+LEARNED = "learned.eqx"
 
 
 def save_learned(folder: Path, learned: PyTree) -> None:
@@ -287,46 +283,6 @@ def load_learned(folder: Path, like: PyTree) -> PyTree:
         return eqx.tree_deserialise_leaves(path, like)
     except Exception as error:  # a damaged file can fail in many ways inside equinox and numpy
         raise DataError(f"{path}: is damaged, or of another run than config.json ({error}).") from error
-
-
-class Validation:
-    """A callback that validates every so many outer steps, keeps the best (x, z) in the run folder, may end the run.
-
-    What it knows is in the folder, so that a resumed run goes on with it.
-    """
-
-    def __init__(self, validate: Any, folder: Path, every: int, patience: int | None, gain: float = 0.0):
-        self.validate, self.folder, self.every, self.patience, self.gain = validate, folder, every, patience, gain
-        self.seen = read_validation(folder)
-
-    def __call__(self, state: Any, history: Any) -> bool:
-        step = int(state.step)
-        if step % self.every:
-            return False
-        if step not in dict(self.seen):
-            self.seen.append((step, self.validate(state.x, state.z)))
-            if last_gain(self.seen) == step:
-                save_learned(self.folder, (state.x, state.z))
-            write_whole(self.folder / VALIDATION, json.dumps(self.seen).encode())
-        return self.patience is not None and step - last_gain(self.seen, self.gain) >= self.patience
-
-
-def read_validation(folder: Path) -> list[tuple[int, float]]:
-    """(outer step, value) of each validation of a run."""
-    path = folder / VALIDATION
-    return [(int(step), float(value)) for step, value in json.loads(path.read_text())] if path.exists() else []
-
-
-def last_gain(validation: Sequence[Sequence[int | float]], gain: float = 0.0) -> int:
-    """The last step of (step, value) that was better by more than `gain` than the one before that was.
-
-    What single precision cannot tell apart is no gain; with `gain` 0 it is the step of the best value.
-    """
-    mark, at = -math.inf, 0
-    for step, value in validation:
-        if round(value - mark, 6) > gain:
-            mark, at = value, int(step)
-    return at
 
 
 def draw_episode(task: Episode, scores: Any, per_class: int = 10) -> bytes:

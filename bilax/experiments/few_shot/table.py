@@ -6,26 +6,25 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import jax
 import numpy as np
 
-import bilax
-from bilax.app.cli import refuse
+from bilax.app.data_command import data_arg
+from bilax.app.errors import plain_errors, refuse
 from bilax.app.show import (
     Arg,
     Claim,
     Target,
     console,
     file_stem,
+    load_json,
     plt,
     refuse_to_replace,
     save_json,
     show_table,
     stored_results,
 )
-from bilax.datasets.commands import plain_errors
-from bilax.experiments.few_shot.run import WHOLE, FewShot, last_gain
-from bilax.experiments.runner import EXIT_CODES
+from bilax.experiments.few_shot.run import WHOLE, FewShot
+from bilax.experiments.runner import train_or_leave
 
 PAPER = {
     ("Proto Net", "convnet4"): ("49.42 ± 1.84", "68.20 ± 0.66", "53.31 ± 0.89", "72.69 ± 0.74"),
@@ -40,15 +39,15 @@ PAPER = {
 }
 """Table 2: 5-way accuracy, 1-shot and 5-shot on miniImageNet, then on tieredImageNet, per cent."""
 
-OMNIGLOT: dict[str, Any] = {"rotations": True, "distortions": True}
+COLUMNS = {"omniglot": ("5-1", "5-5", "20-1")}
+"""The columns, if not 5-way 1-shot and 5-shot as in the paper."""
+SETTINGS: dict[str, dict[str, Any]] = {"omniglot": {"rotations": True, "distortions": True}}
 """What Omniglot's few training characters need; the same for all methods."""
-LINEAR_SCALES = {5: 2.5, 20: 5.0}
-"""The feature scale of linear classifiers on Omniglot, by the number of classes. Chosen on the validation alphabet by
-IAPTT-GM, 5-way among 1.5, 2.5 and 5, 20-way among 2.5, 5 and 10: α = 0.1 is the paper's for the 800 features of 84 × 84
-pictures, and here there are 32."""
-OMNIGLOT_SCALES = {"protonet": 0.1, "relation-net": 1.0}
-"""That of the others, chosen for Proto Net among 0.1, 0.3 and 1: distances of normalised features are so large that the
-softmax hardly has a slope."""
+SCALES: dict[str, dict[str | int, float]] = {"omniglot": {5: 2.5, 20: 5.0, "protonet": 0.1, "relation-net": 1.0}}
+"""The feature scale, if not 1: of linear classifiers by the number of classes, of other methods by name. Chosen on the
+validation alphabet, by IAPTT-GM among 1.5, 2.5 and 5 for 5-way, among 2.5, 5 and 10 for 20-way: α = 0.1 is the paper's
+for the 800 features of 84 × 84 pictures, and here there are 32. For Proto Net among 0.1, 0.3 and 1: distances of
+normalised features are so large that the softmax hardly has a slope."""
 QUERIES = {20: 5}
 """Queries of each class, if not 15, by the number of classes: 100 in a 20-way task, where 5-way ones have 75."""
 GAIN = 0.002
@@ -80,8 +79,6 @@ ENDS = {"stopped_by_callback": "patience", "time_limit": "the clock", "step_limi
 STOPPING = ("minutes", "patience", "gain")
 """settings that say when a run ends, and nothing else"""
 
-Dataset = Literal["digits", "omniglot", "mini-imagenet", "tiered-imagenet"]
-
 
 @dataclasses.dataclass
 class Table2(Target):
@@ -95,7 +92,7 @@ class Table2(Target):
     digits.
     """
 
-    dataset: Annotated[Dataset, Arg(help="what to train and test on")] = "omniglot"
+    dataset: Annotated[str, data_arg("what to train and test on", "classes", own=False)] = "omniglot"
     folder: Annotated[Path | None, Arg(help="where the data set is")] = None
     backbone: Annotated[Literal["convnet4", "resnet12"], Arg(help="the network")] = "convnet4"
     filters: Annotated[int | None, Arg(help="k; 32 for convnet4 and 48 for resnet12 by default")] = None
@@ -108,12 +105,12 @@ class Table2(Target):
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-2")
 
     name: ClassVar[str] = "table-2"
+    convolves: ClassVar[bool] = True
     in_cells: ClassVar[bool] = True
 
     def columns(self) -> list[tuple[int, int]]:
         """(way, shots) of each column."""
-        default = ("5-1", "5-5", "20-1") if self.dataset == "omniglot" else ("5-1", "5-5")
-        default = ("5-1",) if self.quick else default
+        default = ("5-1",) if self.quick else COLUMNS.get(self.dataset, ("5-1", "5-5"))
         try:
             return [(int(way), int(shots)) for way, shots in (task.split("-") for task in self.tasks or default)]
         except ValueError:
@@ -121,15 +118,14 @@ class Table2(Target):
 
     def config(self, label: str, way: int, shots: int) -> FewShot:
         """The settings of one cell."""
-        omniglot = self.dataset == "omniglot"
         sizes: dict[str, Any] = {"outer_steps": self.outer_steps, "validate_every": self.validate_every}
         sizes |= {"filters": self.filters, "queries": QUERIES.get(way, 15)}
         if self.quick:
             sizes = {"outer_steps": 60, "validate_every": 20, "validation_tasks": 40, "test_tasks": 100, "filters": 8}
-        extra: dict[str, Any] = dict(OMNIGLOT) if omniglot else {}
+        extra, scales = dict(SETTINGS.get(self.dataset, {})), SCALES.get(self.dataset, {})
         method = METHODS[label]["method"]
-        if omniglot and self.backbone == "convnet4" and method not in WHOLE:
-            extra["feature_scale"] = OMNIGLOT_SCALES.get(method, LINEAR_SCALES.get(way, 1.0))
+        if self.backbone == "convnet4" and method not in WHOLE:
+            extra["feature_scale"] = scales.get(method, scales.get(way, 1.0))
         return FewShot(
             **(sizes | extra | METHODS[label]), dataset=self.dataset, folder=self.folder, way=way, shots=shots,
             backbone=self.backbone, patience=self.patience, gain=GAIN, minutes=self.minutes, seed=(self.seed,),
@@ -171,7 +167,7 @@ class Table2(Target):
         config = self.config(label, way, shots)
         path = self.out / self.name / f"{self._stem(label, way, shots)}.json"
         found = None if self.quick else stored_results(path, config, STOPPING)
-        if found is not None and not self._goes_on(found):
+        if found is not None and not self._goes_on(found, path):
             return found
         elsewhere = not self.tasks and ONLY.get(label, (way, shots)) != (way, shots)
         if self.redraw or elsewhere:
@@ -179,24 +175,18 @@ class Table2(Target):
         if found is None and path.exists() and not self.quick:
             refuse_to_replace(path)
         console.print(f"{label}, {way}-way {shots}-shot", style="bold")
-        with jax.enable_x64(True):
-            result = config.train()
-        status = bilax.Status[result["status"]]
-        if status in EXIT_CODES:
-            console.print("broken off; the same command goes on from here.")
-            raise SystemExit(EXIT_CODES[status])
-        cell = {name: result[name] for name in ("status", "steps", "seconds", "k_bar")} | result["measures"]
-        cell |= {name: result[name] for name in ("validation", "data_tag")}
+        result = train_or_leave(config)
+        names = ("status", "steps", "seconds", "k_bar", "validation", "data_tag")
+        cell = {name: result[name] for name in names} | result["measures"]
         if not self.quick:
             save_json(path, config, cell)
         return cell
 
-    def _goes_on(self, cell: dict[str, Any]) -> bool:
+    def _goes_on(self, cell: dict[str, Any], path: Path) -> bool:
         """Whether a stored run ended by a limit that has been raised since."""
         if cell["status"] == "time_limit":
             return cell["seconds"] < 60 * self.minutes
-        waited = cell["steps"] - last_gain(cell["validation"], GAIN)
-        return cell["status"] == "stopped_by_callback" and waited < self.patience
+        return cell["status"] == "stopped_by_callback" and load_json(path)["config"]["patience"] < self.patience
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         """Ours, then the paper's table with what is missing, and the validation curves."""

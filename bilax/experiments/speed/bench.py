@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ import bilax
 from bilax.app.show import Target, console, plt, samples, show_table, steps, timings
 from bilax.experiments.cleaning import problem as cleaning
 from bilax.experiments.toy import figures as toy
-from bilax.run import chunks as running
 
 
 @dataclasses.dataclass
@@ -155,35 +153,17 @@ def _line(by: dict[str, float], unit: str) -> str:
 
 def _percent(found: dict[str, Any]) -> str:
     low, middle, high = (100 * value for value in found["overhead"])
-    return f"{middle:.1f} % ({low:.1f} to {high:.1f}); outside the steps {100 * found['outside']:.2f} %"
+    return f"{middle:.1f} % ({low:.1f} to {high:.1f})"
 
 
 def _watched(run: Callable[..., Any], pairs: int) -> dict[str, Any]:
-    """Seconds without and with progress, medians; the median of what progress adds, pair by pair, with its 95 %
-    interval; and the share of a watched run outside its compiled steps, less noisy but blind to what slows these."""
-    inside = 0.0
-
-    def timed(compiled):
-        def call(*args):
-            nonlocal inside
-            began = time.perf_counter()
-            out = jax.block_until_ready(compiled(*args))
-            inside += time.perf_counter() - began
-            return out
-
-        return call
-
-    pieces: Any = {name: timed(getattr(running, name)) for name in ("_begin", "_advance", "_finish")}
+    """Seconds without and with progress, medians; and the median of what progress adds, pair by pair, with its 95 %
+    interval."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         seconds = samples({"plain": run, "watched": lambda: run(progress=True)}, pairs)
-        with mock.patch.multiple(running, **pieces):
-            began = time.perf_counter()
-            run(progress=True)
-            whole = time.perf_counter() - began
     added = np.sort(seconds["watched"] / seconds["plain"] - 1)
     # The ranks between which the median lies with probability 0.95, whatever the noise is.
     half = 0.98 * np.sqrt(pairs)
     low, high = (int(np.clip(rank, 0, pairs - 1)) for rank in (np.floor(pairs / 2 - half), np.ceil(pairs / 2 + half)))
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
-    overhead = [added[low], np.median(added), added[high]]
-    return {**medians, "overhead": overhead, "pairs": pairs, "outside": (whole - inside) / whole}
+    return {**medians, "overhead": [added[low], np.median(added), added[high]], "pairs": pairs}

@@ -69,15 +69,16 @@ PROBLEMS: dict[str, Known] = {
     ),
 }
 
-_METHODS: dict[str, bilax.Method] = {
+_METHODS: dict[str, bilax.Method | bilax.Algorithm] = {
     "rhg": bilax.rhg(40, 0.01),
     "bda": bilax.bda(40, 0.01),
     "ls": bilax.ls(40, 0.01, tolerance=None),
     "ns": bilax.ns(40, 0.01),
     "ia_gm": bilax.ia_gm(40, 0.01),
     "iaptt_gm": bilax.iaptt_gm(40, 0.01),
+    "bvfim": bilax.bvfim(40, 0.01),
+    "penalty": bilax.penalty(40, 0.01),
 }
-_VALUE_METHODS = {"bvfim": bilax.bvfim, "penalty": bilax.penalty}
 _OPTIMIZER = optax.adam(0.02)
 _STEPS = 500
 
@@ -120,7 +121,7 @@ class Suite(Target):
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         problems = results["problems"]
-        methods = [*_METHODS, *_VALUE_METHODS]
+        methods = list(_METHODS)
         for which, title in (
             ("one", "one start"),
             ("many", f"the best of {results['starts']}² starts (or {results['starts']})"),
@@ -168,7 +169,7 @@ class Suite(Target):
 
     def _draw(self, results: dict[str, Any]) -> Path:
         pyplot = plt()
-        problems, methods = results["problems"], [*_METHODS, *_VALUE_METHODS, "solve_global"]
+        problems, methods = results["problems"], [*_METHODS, "solve_global"]
         colours = {"solved": "#009E73", "too good": "#D55E00", "missed": "#BBBBBB"}
         figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
         for axis, which, title in zip(axes, ("one", "many"), ("from one start", "best of many starts"), strict=True):
@@ -210,13 +211,6 @@ def _run_methods(known: Known, side: int) -> dict[str, tuple[End, End]]:
     for name, method in _METHODS.items():
         batch = bilax.multistart(known.problem, method, xs, ys, steps=_STEPS, optimizer=_OPTIMIZER)
         found[name] = tuple(_judge(known, run.x, run.y, run.upper) for run in (batch[0], batch.best))
-    for name, solve in _VALUE_METHODS.items():
-        runs = []
-        for i in range(len(ys)):
-            x, y = jax.tree.map(lambda leaf, i=i: leaf[i], (xs, ys))
-            runs.append(solve(known.problem, x, y, inner_steps=40, step_size=0.01, steps=_STEPS, optimizer=_OPTIMIZER))
-        best = min(runs, key=lambda run: np.nan_to_num(run.upper, nan=np.inf))
-        found[name] = tuple(_judge(known, run.x, run.y, run.upper) for run in (runs[0], best))
     return found
 
 

@@ -1,6 +1,6 @@
 """What a trained representation is for: `bilax evaluate` and `bilax adapt`, and the same from Python.
 
-from bilax.experiments.few_shot.use import load_trained
+from bilax.experiments.few_shot.trained import load_trained
 
 trained = load_trained("runs/my-run")
 classify = trained.adapt(trained.read(files), labels)
@@ -13,7 +13,7 @@ import io
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +22,18 @@ import tyro
 from jaxtyping import PyTree, UInt8
 
 import bilax
-from bilax.app.cli import refuse
-from bilax.app.run_folder import read_run, write_whole
+from bilax.app.errors import plain_errors, refuse
+from bilax.app.run_folder import read_run
 from bilax.app.show import Arg, console, show_table
 from bilax.datasets import DataError
 from bilax.datasets.classes import decode
-from bilax.datasets.commands import plain_errors
 from bilax.datasets.episodes import Episode
-from bilax.datasets.imagenet import FORMATS, SUFFIXES, list_folder
-from bilax.datasets.omniglot import load_omniglot_runs
+from bilax.datasets.folders import FORMATS, SUFFIXES, list_folder
+from bilax.datasets.registry import entry, load_own_test, names
 from bilax.experiments.few_shot import learners as few_shot
 from bilax.experiments.few_shot.learners import Learner, Linear, Score
 from bilax.experiments.few_shot.run import TEST_BATCH, TEST_SEED, FewShot, load_learned, tested
+from bilax.files import write_whole
 
 
 class Trained(NamedTuple):
@@ -69,12 +69,12 @@ class Trained(NamedTuple):
         return Classifier(self, names, found, targets.astype(np.int32))
 
     def read(self, files: Iterable[str | Path]) -> UInt8[np.ndarray, "n height width channels"]:
-        """Pictures in files as the network has seen those of training; Omniglot's dark ink on paper counts as 1."""
+        """Pictures in files as the network has seen those of training, where dark ink on paper may count as 1."""
         height, width, channels = self.shape
         found = [decode(Path(path), (height, width), channels, str(path), FORMATS) for path in files]
         if not found:
             raise ValueError("files must name at least one picture.")
-        return 255 - np.stack(found) if self.config.dataset == "omniglot" else np.stack(found)
+        return 255 - np.stack(found) if entry(self.config.dataset).dark_is_one else np.stack(found)
 
 
 class Classifier(NamedTuple):
@@ -110,8 +110,8 @@ def load_trained(folder: str | Path) -> Trained:
         raise ValueError(f"the config.json of {folder} is damaged: it holds no settings.")
     if settings.get("experiment") != FewShot.name:
         raise ValueError(f"{folder} holds a run of {settings.get('experiment')!r}, not of few-shot.")
-    if settings.get("dataset") == "sinusoid":
-        raise ValueError(f"{folder} was trained on sinusoids, which have no classes.")
+    if settings.get("dataset") in names("functions"):
+        raise ValueError(f"{folder} was trained on {settings['dataset']}, which has no classes.")
     missing = {"dataset", "folder", "shape"} - set(settings)
     if missing:
         raise ValueError(f"the config.json of {folder} lacks {' and '.join(sorted(missing))}.")
@@ -152,6 +152,7 @@ class Evaluate:
     tasks: Annotated[int, Arg(help="test tasks at the least")] = 600
     folder: Annotated[Path | None, Arg(help="where the data set is, if no longer where it was in training")] = None
     omniglot_runs: Annotated[bool, Arg(help="20 runs of 20-way one-shot classification, from all_runs.zip")] = False
+    convolves: ClassVar[bool] = True
 
     def main(self) -> None:
         """Evaluates and prints."""
@@ -179,9 +180,7 @@ class Evaluate:
 
 def omniglot_runs(trained: Trained) -> Score:
     """Accuracy over the 20 runs of the official test; its interval is over runs."""
-    if trained.config.dataset != "omniglot":
-        raise DataError(f"the official test is for networks trained on omniglot, not on {trained.config.dataset}.")
-    tasks = load_omniglot_runs(trained.config.folder, trained.shape[0])
+    tasks = load_own_test(trained.config.dataset, trained.config.folder, trained.shape[0])
     right = np.array([np.mean(np.argmax(trained.answers(task), axis=1) == task.query_targets) for task in tasks])
     return few_shot.interval(right)
 
@@ -197,6 +196,7 @@ class Adapt:
     examples: Annotated[Path, Arg(help="a folder with one folder of pictures for each class")]
     pictures: Annotated[Path, Arg(help="a folder with the pictures to be named")]
     out: Annotated[Path, Arg(help="the table to write")] = Path("labels.csv")
+    convolves: ClassVar[bool] = True
 
     def main(self) -> None:
         """Adapts, names the pictures and writes a table of file, label, score and its margin over the second best."""

@@ -5,23 +5,24 @@ import dataclasses
 import io
 import time
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import tyro
 from jaxtyping import Float, Int
 
 import bilax
-from bilax.app.run_folder import write_whole
+from bilax.app.errors import plain_errors
 from bilax.app.show import Arg, console, show_table
 from bilax.datasets import Examples, load, read_npz
-from bilax.datasets.arrays import check_labels, check_trusted
-from bilax.datasets.commands import plain_errors
+from bilax.datasets.examples import check_labels, check_trusted
 from bilax.experiments.cleaning import problem as cleaning
-from bilax.experiments.cleaning.problem import Outer, Split
+from bilax.experiments.cleaning.problem import Split
 from bilax.experiments.cleaning.table import draw_pictures
+from bilax.files import write_whole
 
 
 class Weights(NamedTuple):
@@ -48,24 +49,23 @@ def weigh(
     Inputs are centred and scaled to a mean squared length of 100, which is what MNIST's have and what the step
     sizes go with.
     """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}.")
     classes = int(max(data.labels.max(), trusted.labels.max())) + 1
     data, trusted = _scaled(data, trusted)
-    # There is no truth to measure against; the scores of `train` are not used.
+    # There is no truth to measure against: only the training and the trusted part matter.
     parts = Split(data, trusted, trusted, trusted, data.labels[None])
     key = jax.random.key(seed)
     y0s = jax.tree.map(lambda leaf: leaf[None], cleaning.network(key, data.inputs.shape[1], classes, hidden=100))
-
-    def report(run: cleaning.Run) -> None:
-        if not quiet:
-            loss, right = run.scores.upper[-1, 0], 100 * run.scores.test_y[-1, 0]
-            console.print(f"{run.steps[-1]:5d}  loss on trusted data {loss:.4f}, {right:.1f} % right", style="dim")
-
-    outer = Outer(steps, rate=0.05, z_rate=0.5 / max(steps, 1), every=max(1, steps // 10), batch=batch)
-    method = bilax.iaptt_gm(inner_steps, step_size)
-    run = cleaning.train(method, parts, y0s, outer, seed=seed, report=report)
-    network = jax.tree.map(lambda leaf: leaf[0], run.y)
+    setup, method = cleaning.setup(parts, y0s, batch=batch), bilax.iaptt_gm(inner_steps, step_size)
+    z_optimizer = cleaning.z_optimizer(steps, 0.5 / max(steps, 1))
+    options: Any = {"steps": steps, "optimizer": optax.adam(0.05), "z_optimizer": z_optimizer, "key": key}
+    solution = setup.solve(method, progress=not quiet, throw=True, **options)[0]
+    whole = cleaning.setup(parts, y0s).data[0]
+    whole = whole._replace(train_targets=whole.train_targets[0])
+    network = bilax.approximate(setup.problem, method)(solution.x, solution.z, whole)[1].y_last
     scores = np.asarray(cleaning.logits(network, jnp.asarray(data.inputs)))
-    return Weights(1 / (1 + np.exp(-np.asarray(run.x[0]))), scores.argmax(axis=0))
+    return Weights(1 / (1 + np.exp(-np.asarray(solution.x))), scores.argmax(axis=0))
 
 
 @dataclasses.dataclass
