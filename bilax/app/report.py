@@ -23,6 +23,8 @@ PANELS = {
     "residual": "follower's residual ‖R‖",
     "k_bar": "chosen step k̄",
 }
+HIDDEN = ("message", "data_tag", "seconds_per_step")
+"""what result.json holds that is no column"""
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
@@ -94,7 +96,7 @@ def _ends(records: Sequence[RunRecord]) -> str:
     for record in records:
         result = record.result or _so_far(record)
         rows.append({"run": record.name, "method": record.config["config"].get("method", ""), **_flat(result)})
-    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "message"]
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(_cell(name, row.get(name, "")) for name in columns) + "</tr>" for row in rows)
     messages = dict.fromkeys((str(row["status"]), row["message"]) for row in rows if row.get("message"))
@@ -109,8 +111,9 @@ def _so_far(record: RunRecord) -> dict[str, Any]:
 
 
 def _flat(result: dict[str, Any]) -> dict[str, Any]:
-    measures = result.get("measures", {})
-    return {name: value for name, value in result.items() if name != "measures"} | measures
+    # Curves and the like are for other pages than a table.
+    short = {name: value for name, value in result.items() if isinstance(value, str | float | int)}
+    return short | result.get("measures", {})
 
 
 def _cell(name: str, value: Any) -> str:

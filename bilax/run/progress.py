@@ -51,10 +51,8 @@ class _Lines:
         if step < self.steps and time.monotonic() - self.last < 5:
             return
         self.last = time.monotonic()
-        left = (self.steps - step) / rate if rate else float("nan")
-        print(
-            f"step {step}/{self.steps}  {rate:.3g}/s  {left:.0f} s left  {_words(history)}", file=sys.stderr, flush=True
-        )
+        pace = f"{rate:.3g}/s  {(self.steps - step) / rate:.0f} s left  " if rate else ""
+        print(f"step {step}/{self.steps}  {pace}{_words(history)}", file=sys.stderr, flush=True)
 
 
 class _Rate:
