@@ -1,3 +1,5 @@
+import contextlib
+import ctypes
 import getpass
 import importlib.metadata
 import os
@@ -35,3 +37,5 @@ def forget_compiled_programs():
     yield
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 8_000:
         jax.clear_caches()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # runs in chunks have glibc keep what they free

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,9 +154,15 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0)
 
 def _evaluated(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0) -> tuple[PyTree, Point, Evaluation]:
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1), index)
-    after, found = loop.algorithm.step(loop.problem, state.carry, data, key)
+    after, found = _traced_once(loop.algorithm, loop.problem, state.carry, data, key)
     numbers = (jnp.asarray(v) for v in (found.upper, found.lower, found.residual, found.k_bar))
     return after, Point(*loop.algorithm.point(state.carry), found.y, *numbers), found
+
+
+@eqx.filter_jit
+def _traced_once(algorithm: Algorithm, problem: Problem, carry: PyTree, data: tuple[Any, ...], key: Array) -> Any:
+    """The algorithm's step; the loop meets it four times, and JAX remembers what it traced."""
+    return algorithm.step(problem, carry, data, key)
 
 
 def _data_of(loop: Loop, state: State) -> tuple[Any, ...]:
