@@ -138,7 +138,7 @@ METHODS = {
 def train(name, parts, y0s, activation: Any = "none", batch=None, **options):
     """The solution, and what was measured every 25 outer steps."""
     setup = cleaning.setup(parts, y0s, activation, batch)
-    measured = cleaning.measuring(METHODS[name], parts, setup, activation)
+    measured = cleaning.measuring(METHODS[name], parts, activation)
     options = {"steps": STEPS, "optimizer": X_OPTIMIZER, "z_optimizer": Z_OPTIMIZER, **options}
     return setup.solve(METHODS[name], callbacks=[measured], **options), measured
 
@@ -175,7 +175,7 @@ def test_a_run_goes_on_where_it_broke_off_with_its_measures(tmp_path):
             raise ZeroDivisionError
 
     setup = cleaning.setup(parts, y0s)
-    measured = cleaning.measuring(METHODS["iaptt-gm"], parts, setup)
+    measured = cleaning.measuring(METHODS["iaptt-gm"], parts)
     options: Any = {"steps": STEPS, "optimizer": X_OPTIMIZER, "z_optimizer": Z_OPTIMIZER, "saving": saving}
     with pytest.raises(ZeroDivisionError):
         setup.solve(METHODS["iaptt-gm"], callbacks=[measured, Stop()], **options)
@@ -224,7 +224,7 @@ def test_relu_is_measured_with_relu():
     parts, y0s = blobs(), networks(hidden=8)
     setup = cleaning.setup(parts, y0s, "relu")
     state = bilax.Snapshot(setup.x0, y0s, 0, None)  # pyright: ignore[reportArgumentType]
-    _, measures = cleaning.measuring(METHODS["rhg"], parts, setup, "relu").validate(state)
+    _, measures = cleaning.measuring(METHODS["rhg"], parts, "relu").validate(state)
     phi = bilax.approximate(cleaning.problem("relu"), METHODS["rhg"])
     y = phi(setup.x0[0], jax.tree.map(lambda leaf: leaf[0], y0s), whole(parts))[1].y_last
     scores = cleaning.logits(y, jnp.asarray(parts.test.inputs), "relu")

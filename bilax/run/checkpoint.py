@@ -152,8 +152,6 @@ class Checkpoints:
         """Writes one checkpoint; a full disk or the like gives a warning, and the run goes on."""
         import orbax.checkpoint as ocp
 
-        if saved.step in self.manager.all_steps():
-            return True
         about = {
             "configuration": saved.configuration,
             "next_step": saved.next_step,

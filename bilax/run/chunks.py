@@ -97,8 +97,8 @@ class _Drive:
                 saver = _Saver(options.saving, checkpoints, self._configuration())
                 stack.enter_context(_signals(self.received))
             stored = saver.checkpoints.restore() if saver is not None and options.resume else None
-            if stored is not None:
-                self._take_up(stored)
+            if saver is not None and stored is not None:
+                self._take_up(stored, saver.configuration)
             show = stack.enter_context(display(options.progress, steps, self.done))
             reader = stack.enter_context(self._reader()) if self.batches is not None else None
             # Data that have become shorter are told as such, not as another configuration.
@@ -108,8 +108,7 @@ class _Drive:
                 checkpoint.check_next_step(stored, self._next_step(), rough, options.saving)
             had_ended = stored is not None and any(c.stops() for c in options.callbacks if hasattr(c, "stops"))
             ended = Status.stopped_by_callback if had_ended else self._go_on(saver, reader, show)
-            if saver is not None and self.done:
-                saver.save(self)
+            self._save_before_leaving(saver)
         point, status = jax.device_get(_finish(self.loop, self.state, jnp.asarray(ended), self.batch))
         solution = finished(point, status, np.asarray(self.state.step), self._history(), self.plan.fixed)
         if ended in (Status.interrupted, Status.terminated):
@@ -211,9 +210,8 @@ class _Drive:
     def snapshot(self) -> Snapshot:
         """The state as callbacks see it."""
         x, z = self.loop.algorithm.point(self.state.carry)
-        fixed, good = self.plan.fixed, self.state.good
-        good = good._replace(x=fixed.join_x(good.x), z=fixed.join_y(good.z), y=fixed.join_y(good.y))
-        return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, good)
+        fixed = self.plan.fixed
+        return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, _as_written(self.state.good, fixed))
 
     def saved(self, configuration: dict[str, str]) -> Saved:
         """All that a checkpoint holds of this moment."""
@@ -224,10 +222,10 @@ class _Drive:
         fresh = named_leaves(self._join(self.fresh)) if self.fresh else {}
         return Saved(self.done, arrays, configuration, self._next_step(), fresh)
 
-    def _take_up(self, stored: Saved) -> None:
+    def _take_up(self, stored: Saved, configuration: dict[str, str]) -> None:
         """Goes on from what was saved."""
         assert self.options.saving is not None
-        checkpoint.check_configuration(stored, self._configuration(), self.options.saving)
+        checkpoint.check_configuration(stored, configuration, self.options.saving)
         try:
             self.state = from_named(stored.arrays, self.state, "state")
             self.parts = [from_named(stored.history, self._join([]))]
@@ -287,9 +285,13 @@ def _entry(batches: PyTree, i: int) -> Any:
 
 def finished(good: Point, status: Any, steps: Any, history: History, fixed: Fixed) -> Solution:
     """What a run returns."""
-    point = good._replace(x=fixed.join_x(good.x), z=fixed.join_y(good.z), y=fixed.join_y(good.y))
-    solution = Solution(**point._asdict(), status=status, steps=steps, history=history)
+    solution = Solution(**_as_written(good, fixed)._asdict(), status=status, steps=steps, history=history)
     return solution if np.ndim(steps) else solution.trimmed()
+
+
+def _as_written(point: Point, fixed: Fixed) -> Point:
+    """A point whose x, z and y are as the user wrote them."""
+    return point._replace(x=fixed.join_x(point.x), z=fixed.join_y(point.z), y=fixed.join_y(point.y))
 
 
 def _text(thing: Any) -> str:
@@ -328,7 +330,9 @@ class _Saver:
         return by_steps or (seconds is not None and time.monotonic() - self.last >= seconds)
 
     def save(self, run: _Drive) -> None:
-        """Saves where the run is; what could not be written is written with the next one."""
+        """Saves where the run is, unless that is saved already; what could not be written is written next time."""
+        if run.done == self.checkpoints.recorded:
+            return  # before the next step is computed for it
         score = float(np.mean(run.state.good.upper))
         if self.checkpoints.save(run.saved(self.configuration), score):
             run.fresh = []

@@ -61,7 +61,7 @@ def weigh(
     z_optimizer = cleaning.z_optimizer(steps, 0.5 / max(steps, 1))
     options: Any = {"steps": steps, "optimizer": optax.adam(0.05), "z_optimizer": z_optimizer, "key": key}
     solution = setup.solve(method, progress=not quiet, throw=True, **options)[0]
-    whole = cleaning.setup(parts, y0s).data[0]
+    whole = cleaning.all_examples(parts)
     whole = whole._replace(train_targets=whole.train_targets[0])
     network = bilax.approximate(setup.problem, method)(solution.x, solution.z, whole)[1].y_last
     scores = np.asarray(cleaning.logits(network, jnp.asarray(data.inputs)))

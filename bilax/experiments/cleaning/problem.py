@@ -167,16 +167,19 @@ def setup(parts: Split, y0s: PyTree, activation: Activation = "none", batch: int
     `y0s` are initial networks with a leading axis for the seeds. With `batch`, each outer step draws so many examples
     of each of the two sets.
     """
-    classes = parts.classes
-    noisy = jnp.asarray(parts.noisy)
-    each_targets = jax.vmap(lambda labels: targets(labels, classes))(noisy)
-    val_targets = targets(jnp.asarray(parts.validation.labels), classes)
-    whole = Batch(jnp.asarray(parts.train.inputs), each_targets, jnp.asarray(parts.validation.inputs), val_targets)
-    x0s = jnp.zeros(noisy.shape, y0s[0][0].dtype)
+    whole = all_examples(parts)
+    x0s = jnp.zeros(parts.noisy.shape, y0s[0][0].dtype)
     axes = Batch(None, 0, None, None, None)  # pyright: ignore[reportArgumentType]
     # A tree, so that the images are an argument of the compiled program and no constant in it.
     data = (whole,) if batch is None else jax.tree_util.Partial(_draw_step, whole, batch)
     return Setup(problem(activation), x0s, y0s, data, many=True, data_axes=(axes,))
+
+
+def all_examples(parts: Split) -> Batch:
+    """Both sets whole; the targets of the training examples have a leading axis for the seeds."""
+    each_targets = jax.vmap(lambda labels: targets(labels, parts.classes))(jnp.asarray(parts.noisy))
+    val_targets = targets(jnp.asarray(parts.validation.labels), parts.classes)
+    return Batch(jnp.asarray(parts.train.inputs), each_targets, jnp.asarray(parts.validation.inputs), val_targets)
 
 
 def _draw_step(whole: Batch, size: int, step: Array, key: Array) -> tuple[Batch]:
@@ -194,14 +197,13 @@ def z_optimizer(steps: int, rate: float = 7e-5, decay: float = 4.0) -> optax.Gra
 def measuring(
     method: bilax.Method,
     parts: Split,
-    start: Setup,
     activation: Activation = "none",
     every: int = 25,
     patience: int | None = None,
 ) -> bilax.EarlyStopping:
     """Measures all seeds every so many outer steps; ends once neither mean held-out accuracy (at y_K) nor mean F1 has
     risen by 0.2 per cent in `patience` steps."""
-    phi = bilax.approximate(start.problem, method)
+    phi = bilax.approximate(problem(activation), method)
     known = Known(
         tuple(jnp.asarray(part.inputs) for part in parts[:4]),
         tuple(jnp.asarray(part.labels) for part in parts[:4]),

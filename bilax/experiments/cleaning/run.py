@@ -86,9 +86,7 @@ class Cleaning(Experiment):
         return {"optimizer": self._optimizer(self.rate), "z_optimizer": moves_z}
 
     def validation(self, seed: int) -> bilax.EarlyStopping:
-        return cleaning.measuring(
-            self.make_method(), self.parts, self.setup(seed), self.activation, self.every, self.patience
-        )
+        return cleaning.measuring(self.make_method(), self.parts, self.activation, self.every, self.patience)
 
     def measures(self, end: End) -> dict[str, Any]:
         assert end.validation is not None

@@ -388,7 +388,7 @@ class Figure3Right(Target):
                 results[setting] = {}
                 for name, method in methods.items():
                     advance(f"{name}, {setting}")
-                    measured = cleaning.measuring(method, config.parts, setup, every=5)
+                    measured = cleaning.measuring(method, config.parts, every=5)
                     began = time.perf_counter()
                     setup.solve(method, steps=count, callbacks=[measured], **config.optimizers())
                     seconds = (time.perf_counter() - began) / count
