@@ -1,5 +1,8 @@
 from .app.pictures import basin_map, landscape, leader_path
 from .follower.dynamics import Aggregated, Dynamics, FromOptax, GradientDescent, Nesterov, residual
+from .follower.lbfgs import LBFGS
+from .follower.newton import Newton
+from .follower.several_starts import SeveralStarts
 from .follower.trajectory import ArgMax, Last, pessimistic
 from .gradient.first_order import Displacement, FiniteDifference, FirstOrder
 from .gradient.implicit import Implicit, Neumann
@@ -9,6 +12,7 @@ from .gradient.rule import Cotangents, Derivative, FollowerRun
 from .gradient.tasks import Tasks
 from .gradient.unrolled import Forward, Reverse
 from .methods.algorithm import Algorithm, Evaluation, evaluate
+from .methods.auto import Auto, auto
 from .methods.recipes import (
     RECIPES,
     bda,
@@ -28,6 +32,7 @@ from .methods.recipes import (
 from .methods.value_function import ValueFunction, bvfim, penalty
 from .problem.problem import Follower, Problem
 from .problem.sets import Ball, Box, NonNegative, Reals, Set, Simplex
+from .problem.terms import L1, ElasticNet, GroupL1, Lq, Term
 from .run.callbacks import EarlyStopping, JsonLines, Snapshot, TensorBoard
 from .run.checkpoint import ConfigurationError, Saving
 from .run.options import RunOptions
@@ -41,10 +46,13 @@ from .trust.gradient_check import GradientCheck, check_hypergradient
 __version__: str
 
 __all__ = [
+    "L1",
+    "LBFGS",
     "RECIPES",
     "Aggregated",
     "Algorithm",
     "ArgMax",
+    "Auto",
     "Ball",
     "BilevelError",
     "Box",
@@ -57,6 +65,7 @@ __all__ = [
     "Displacement",
     "Dynamics",
     "EarlyStopping",
+    "ElasticNet",
     "Evaluation",
     "FiniteDifference",
     "FirstOrder",
@@ -67,15 +76,18 @@ __all__ = [
     "GlobalSolution",
     "GradientCheck",
     "GradientDescent",
+    "GroupL1",
     "History",
     "Implicit",
     "Info",
     "Interrupted",
     "JsonLines",
     "Last",
+    "Lq",
     "Method",
     "Nesterov",
     "Neumann",
+    "Newton",
     "NonNegative",
     "Phi",
     "Problem",
@@ -84,16 +96,19 @@ __all__ = [
     "RunOptions",
     "Saving",
     "Set",
+    "SeveralStarts",
     "Simplex",
     "Snapshot",
     "Solution",
     "Status",
     "Tasks",
     "TensorBoard",
+    "Term",
     "ValueFunction",
     "Verdict",
     "__version__",
     "approximate",
+    "auto",
     "basin_map",
     "bda",
     "bvfim",

@@ -7,8 +7,11 @@ A dynamics is any object with
     point(state) -> y                    the iterate that the state stands for
     residual_step(k) -> α                the step length at which the residual R_α is reported
 
-`follower` offers `upper(y)`, `lower(y)` and `project(y)`. Nothing here knows how derivatives are taken:
-a state is a pytree and a step is a function, which is all the derivative rules need.
+`follower` offers `upper(y)`, `lower(y)`, `project(y)` and, for terms with a proximal map, `prox(y, α)`. Nothing here
+knows how derivatives are taken: a state is a pytree and a step is a function, which is all the derivative rules need.
+
+A dynamics that measures itself how far it is, such as `Newton`, also has `unsolved(state)`, which is compared with a
+method's `tolerance`; for the others `trajectory.py` measures it.
 """
 
 import math
@@ -40,24 +43,33 @@ class Dynamics(Protocol):
 
 
 class GradientDescent(eqx.Module):
-    """Projected gradient descent, Eq. (yk_def): y_{k+1} = Proj_Y(y_k − α_k ∇_y f(x, y_k))."""
+    """Projected (or proximal) gradient descent, Eq. (yk_def): y_{k+1} = Proj_Y(y_k − α_k ∇_y f(x, y_k)).
 
-    step_size: Steps
+    `step_size=None` finds α by itself: it begins with what the curvature along the first slope allows, halves it until
+    the step descends enough and lets it grow again. A leader that changes the curvature then does no harm.
+    """
+
+    step_size: Steps | None = None
 
     def __check_init__(self):
-        check_steps("step_size", self.step_size)
+        if self.step_size is not None:
+            check_steps("step_size", self.step_size)
 
     def init(self, y: PyTree) -> PyTree:
-        return y
+        return y if self.step_size is not None else (y, jnp.zeros((), dtype_of(y)))
 
     def step(self, k: Any, state: PyTree, follower: Follower) -> PyTree:
-        return follower.project(_move(state, jax.grad(follower.lower)(state), at(self.step_size, k)))
+        if self.step_size is None:
+            y, alpha = state
+            return searched_step(follower, y, alpha)
+        alpha = at(self.step_size, k)
+        return follower.prox(move(state, jax.grad(follower.lower)(state), alpha), alpha)
 
     def point(self, state: PyTree) -> PyTree:
-        return state
+        return state if self.step_size is not None else state[0]
 
     def residual_step(self, k: Any) -> Any:
-        return at(self.step_size, k)
+        return 1.0 if self.step_size is None else at(self.step_size, k)
 
 
 class Nesterov(eqx.Module):
@@ -69,29 +81,35 @@ class Nesterov(eqx.Module):
     momentum tends to 1.
     """
 
-    step_size: Steps
+    step_size: Steps | None = None
+    """found as for `GradientDescent` if None"""
     sequence: Literal["paper", "fista"] = "paper"
 
     def __check_init__(self):
-        check_steps("step_size", self.step_size)
+        if self.step_size is not None:
+            check_steps("step_size", self.step_size)
         if self.sequence not in ("paper", "fista"):
             raise ValueError(f'Nesterov(sequence=...): expected "paper" or "fista", got {self.sequence!r}.')
 
     def init(self, y: PyTree) -> PyTree:
-        return y, y, jnp.ones(())
+        return (y, y, jnp.ones(())) if self.step_size is not None else (y, y, jnp.ones(()), jnp.zeros((), dtype_of(y)))
 
     def step(self, k: Any, state: PyTree, follower: Follower) -> PyTree:
-        y, u, t = state
-        y_next = follower.project(_move(u, jax.grad(follower.lower)(u), at(self.step_size, k)))
+        y, u, t, *alpha = state
+        if self.step_size is None:
+            y_next, *alpha = searched_step(follower, u, *alpha)
+        else:
+            length = at(self.step_size, k)
+            y_next = follower.prox(move(u, jax.grad(follower.lower)(u), length), length)
         t_next = (1 + jnp.sqrt(1 + (4 if self.sequence == "fista" else 1) * t**2)) / 2
         u_next = jax.tree.map(lambda new, old: (new + (t - 1) / t_next * (new - old)).astype(new.dtype), y_next, y)
-        return y_next, u_next, t_next
+        return y_next, u_next, t_next, *alpha
 
     def point(self, state: PyTree) -> PyTree:
         return state[0]
 
     def residual_step(self, k: Any) -> Any:
-        return at(self.step_size, k)
+        return 1.0 if self.step_size is None else at(self.step_size, k)
 
 
 class Aggregated(eqx.Module):
@@ -114,7 +132,8 @@ class Aggregated(eqx.Module):
     def step(self, k: Any, state: PyTree, follower: Follower) -> PyTree:
         mu = at(self.mu, k)
         slope = jax.grad(lambda y: mu * follower.upper(y) + (1 - mu) * follower.lower(y))(state)
-        return follower.project(_move(state, slope, at(self.step_size, k)))
+        alpha = at(self.step_size, k)
+        return follower.prox(move(state, slope, alpha), alpha)
 
     def point(self, state: PyTree) -> PyTree:
         return state
@@ -127,7 +146,8 @@ class FromOptax(eqx.Module):
     """Any optax optimiser as the follower's dynamics, projected after each update.
 
     Differentiating through an optimiser that divides by √v (Adam and its kin) wants `eps_root > 0`, for √v
-    has no derivative where the gradient vanishes. The residual is reported for α = 1.
+    has no derivative where the gradient vanishes. Those that search along a line (`optax.lbfgs()`) cannot be
+    differentiated step by step: use the implicit rule. The residual is reported for α = 1.
     """
 
     optimizer: optax.GradientTransformation
@@ -137,7 +157,9 @@ class FromOptax(eqx.Module):
 
     def step(self, k: Any, state: PyTree, follower: Follower) -> PyTree:
         y, memory = state
-        updates, memory = self.optimizer.update(jax.grad(follower.lower)(y), memory, y)
+        value, slope = jax.value_and_grad(follower.lower)(y)
+        more = {"value": value, "grad": slope, "value_fn": follower.lower}
+        updates, memory = optax.with_extra_args_support(self.optimizer).update(slope, memory, y, **more)
         return follower.project(optax.apply_updates(y, updates)), memory
 
     def point(self, state: PyTree) -> PyTree:
@@ -149,8 +171,44 @@ class FromOptax(eqx.Module):
 
 def residual(follower: Follower, y: PyTree, alpha: Any) -> Array:
     """‖R_α(x, y)‖ with R_α(x, y) = y − Proj_Y(y − α ∇_y f(x, y)): zero where y is stationary."""
-    moved = follower.project(_move(y, jax.grad(follower.lower)(y), alpha))
+    moved = follower.prox(move(y, jax.grad(follower.lower)(y), alpha), alpha)
     return optax.tree.norm(jax.tree.map(jnp.subtract, y, moved))
+
+
+def cauchy_step(follower: Follower, y: PyTree) -> Array:
+    """gᵀg / |gᵀHg|, the inverse of the curvature along the slope; 1 where it has none."""
+    slope, curved = jax.jvp(jax.grad(follower.lower), (y,), (jax.grad(follower.lower)(y),))
+    squares, curvature = optax.tree.vdot(slope, slope), jnp.abs(optax.tree.vdot(slope, curved))
+    usable = (curvature > 0) & (squares > 0) & jnp.isfinite(curvature)
+    return jnp.where(usable, squares / jnp.where(usable, curvature, 1), 1.0)
+
+
+def searched_step(follower: Follower, u: PyTree, alpha: Array) -> tuple[PyTree, Array]:
+    """A proximal gradient step from u, and the α it took: at most twice `alpha`, which is 0 before the first one.
+
+    α is halved until f(y⁺) ≤ f(u) + ⟨g, y⁺ − u⟩ + ‖y⁺ − u‖² / 2α. How often is a whole number, so it is constant nearby
+    and derivatives of the step are exact.
+    """
+    first = jax.lax.cond(alpha == 0, lambda: cauchy_step(follower, u).astype(alpha.dtype), lambda: alpha)
+    longest = jnp.where(alpha == 0, first, 2 * alpha)
+    value, slope = jax.value_and_grad(follower.lower)(u)
+
+    def at_length(length):
+        return follower.prox(move(u, slope, length), length)
+
+    def too_long(carry):
+        length, halvings = carry
+        trial = at_length(length)
+        gone = jax.tree.map(jnp.subtract, trial, u)
+        bound = value + optax.tree.vdot(slope, gone) + optax.tree.norm(gone, squared=True) / (2 * length)
+        # Differences of values near each other are rounding.
+        slack = 8 * jnp.finfo(value.dtype).eps * jnp.abs(value)
+        return ~(follower.lower(trial) <= bound + slack) & (halvings < 60)
+
+    fixed = jax.lax.stop_gradient((longest, jnp.zeros((), int)))
+    _, halvings = jax.lax.while_loop(too_long, lambda carry: (carry[0] / 2, carry[1] + 1), fixed)
+    length = longest * 0.5 ** halvings.astype(longest.dtype)
+    return at_length(length), length
 
 
 def at(steps: Steps, k: Any) -> Any:
@@ -184,5 +242,11 @@ def check_steps(name: str, steps: Steps, count: int | None = None, below: float 
             raise ValueError(f"{name} must {what}, got {float(value)}.")
 
 
-def _move(y: PyTree, slope: PyTree, alpha: Any) -> PyTree:
+def dtype_of(y: PyTree) -> Any:
+    """The common dtype of the leaves."""
+    return jnp.result_type(*jax.tree.leaves(y))
+
+
+def move(y: PyTree, slope: PyTree, alpha: Any) -> PyTree:
+    """y − α slope."""
     return jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), y, slope)

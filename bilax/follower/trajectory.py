@@ -1,6 +1,7 @@
 """The follower's trajectory: unroll it, choose an iterate, sweep back along it.
 
-States are s_0, …, s_K and iterates y_k = point(s_k). The chosen index k̄ runs from 1 to K.
+States are s_0, …, s_K and iterates y_k = point(s_k). The chosen index k̄ runs from 1 to K, or to the step at which the
+follower is solved, where a tolerance is given.
 """
 
 import math
@@ -42,6 +43,19 @@ class Unrolling(NamedTuple):
     score: Callable[[PyTree, PyTree], Any] | None
     """score(params, state) -> scalar; None chooses the last state"""
     length: int
+    solved: "Solved | None" = None
+    """when to stop before `length`"""
+
+
+class Solved(NamedTuple):
+    """A stopping rule."""
+
+    reference: Callable[[PyTree, PyTree], PyTree]
+    """(params, s_0) -> what later states are compared with"""
+    test: Callable[[PyTree, PyTree, PyTree], Any]
+    """(params, s_k, reference) -> whether the follower is solved"""
+    every: int
+    """how many steps lie between two tests"""
 
 
 class Trajectory(NamedTuple):
@@ -53,6 +67,8 @@ class Trajectory(NamedTuple):
     """s_K"""
     k_bar: Any
     """k̄; a Python int where it is K always"""
+    taken: Any
+    """how many steps were taken"""
     kept: PyTree
     """s_0, s_m, s_2m, … with m = `every`, stacked; None where nothing was kept"""
     every: int | None
@@ -61,25 +77,15 @@ class Trajectory(NamedTuple):
 def unroll(run: Unrolling, params: PyTree, state: PyTree, every: int | None = None) -> Trajectory:
     """Runs K steps from `state`, keeping every `every`-th state (none by default)."""
     count = run.length
+    if run.solved is not None:
+        return _unroll_until_solved(run, run.solved, params, state, every)
     if every == 1:
         return _unroll_all(run, params, state)
 
     def body(k, carry):
-        state, best = carry
-        state = run.step(k, params, state)
-        if run.score is None:
-            return state, best
-        chosen, top, k_bar = best
-        score = run.score(params, state)
-        # A NaN must win, as it does in argmax, so that it is seen and not skipped.
-        better = ~(score <= top) & ~jnp.isnan(top) | (k == 0)
-        chosen = jax.tree.map(lambda new, old: jnp.where(better, new, old), state, chosen)
-        return state, (chosen, jnp.where(better, score, top), jnp.where(better, k + 1, k_bar))
+        return _step_and_choose(run, params, k, *carry)
 
-    best = None
-    if run.score is not None:
-        best = state, jnp.zeros_like(run.score(params, state)), jnp.zeros((), int)
-    carry, kept = (state, best), None
+    carry, kept = (state, _none_chosen(run, params, state)), None
     if every is None:
         carry = jax.lax.fori_loop(0, count, body, carry)
     else:
@@ -91,7 +97,50 @@ def unroll(run: Unrolling, params: PyTree, state: PyTree, every: int | None = No
         carry, kept = jax.lax.scan(segment, carry, jnp.arange(0, count, every))
     last, best = carry
     chosen, k_bar = (last, count) if best is None else (best[0], best[2])
-    return Trajectory(chosen, last, k_bar, kept, every)
+    return Trajectory(chosen, last, k_bar, count, kept, every)
+
+
+def _none_chosen(run: Unrolling, params: PyTree, state: PyTree) -> PyTree:
+    if run.score is None:
+        return None
+    return state, jnp.zeros_like(run.score(params, state)), jnp.zeros((), int)
+
+
+def _step_and_choose(run: Unrolling, params: PyTree, k: Any, state: PyTree, best: PyTree) -> tuple[PyTree, PyTree]:
+    """One step, and the best state so far with its score and index."""
+    state = run.step(k, params, state)
+    if run.score is None:
+        return state, best
+    chosen, top, k_bar = best
+    score = run.score(params, state)
+    # A NaN must win, as it does in argmax, so that it is seen and not skipped.
+    better = ~(score <= top) & ~jnp.isnan(top) | (k == 0)
+    chosen = jax.tree.map(lambda new, old: jnp.where(better, new, old), state, chosen)
+    return state, (chosen, jnp.where(better, score, top), jnp.where(better, k + 1, k_bar))
+
+
+def _unroll_until_solved(
+    run: Unrolling, solved: Solved, params: PyTree, state: PyTree, every: int | None
+) -> Trajectory:
+    """As `unroll`, but no further than to where the follower is solved."""
+    reference = solved.reference(params, state)
+    rows = 0 if every is None else -(-run.length // every)
+    kept = None if every is None else jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), state)
+
+    def body(carry):
+        k, state, best, kept, _ = carry
+        if every is not None:
+            row, first = k // every, k % every == 0
+            kept = jax.tree.map(lambda room, leaf: room.at[row].set(jnp.where(first, leaf, room[row])), kept, state)
+        state, best = _step_and_choose(run, params, k, state, best)
+        test = (k + 1) % solved.every == 0
+        done = jax.lax.cond(test, lambda: solved.test(params, state, reference), lambda: jnp.asarray(False))
+        return k + 1, state, best, kept, done
+
+    carry = jnp.zeros((), int), state, _none_chosen(run, params, state), kept, jnp.asarray(False)
+    taken, last, best, kept, _ = jax.lax.while_loop(lambda carry: ~carry[-1] & (carry[0] < run.length), body, carry)
+    chosen, k_bar = (last, taken) if best is None else (best[0], best[2])
+    return Trajectory(chosen, last, k_bar, taken, kept, every)
 
 
 def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
@@ -101,12 +150,12 @@ def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
 
     last, (kept, scores) = jax.lax.scan(body, state, jnp.arange(run.length))
     if scores is None:
-        return Trajectory(last, last, run.length, kept, 1)
+        return Trajectory(last, last, run.length, run.length, kept, 1)
     k_bar = jnp.argmax(scores) + 1
     chosen = jax.tree.map(
         lambda kept, end: jnp.where(k_bar == run.length, end, kept[jnp.minimum(k_bar, run.length - 1)]), kept, last
     )
-    return Trajectory(chosen, last, k_bar, kept, 1)
+    return Trajectory(chosen, last, k_bar, run.length, kept, 1)
 
 
 def replay(run: Unrolling, params: PyTree, state: PyTree, k_bar: Any) -> PyTree:

@@ -47,7 +47,7 @@ class FiniteDifference(eqx.Module):
         alpha = at(run.method.dynamics.step_size, 0)  # pyright: ignore[reportAttributeAccessIssue]
         slope = jax.grad(follower.lower)(run.z)
         moved = jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), run.z, slope)
-        (v,) = jax.vjp(follower.project, moved)[1](v)
+        (v,) = jax.vjp(lambda m: follower.prox(m, alpha), moved)[1](v)
         norm = optax.tree.norm(v)
         size = self.epsilon / jnp.where(norm > 0, norm, 1)
 

@@ -1,5 +1,13 @@
-"""Derivatives of the follower's optimality conditions, whatever way led there."""
+"""Derivatives of the follower's optimality conditions at the point that was reached, whatever way led there.
 
+At a solution y = T(y) with T(y) = prox_α(y − α ∇f(y)) for every α > 0, constraints and terms included. So the response to
+the leader is dy = (I − ∂_y T)⁻¹ ∂_x T, which does not depend on α; T's own derivative in x has that of sets and weights that
+depend on x. With D the derivative of the proximal map and H the Hessian, ∂_y T = D (I − αH), and a cotangent v of y becomes
+
+    u = (I − (I − αH) D)⁻¹ v,    then    (∂_x T)ᵀ u.
+"""
+
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -7,30 +15,40 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from bilax.follower.dynamics import FromOptax, GradientDescent
+from bilax.follower.dynamics import FromOptax, GradientDescent, move
 from bilax.gradient.rule import Cotangents, FollowerRun
 from bilax.problem.problem import Follower
-from bilax.problem.sets import is_flat
+from bilax.problem.sets import Reals
+from bilax.problem.terms import tangent
 
 if TYPE_CHECKING:
     from bilax.gradient.method import Method
 
+DENSE = 400
+"""up to so many follower variables the Hessian is formed and factorised"""
+_POWERS = 8
+"""products with the Hessian that tell its norm, where a step length is needed to see which constraints are active"""
+
 
 class Implicit(eqx.Module):
-    """The implicit function theorem at y_k̄, its linear system solved by conjugate gradients.
+    """The implicit function theorem at y_k̄.
 
-    Where Y is the whole space this is ∇_x φ = ∂_x F − ∂²_xy f (∂²_yy f)⁻¹ ∂_y F. At an active constraint the
-    system is restricted to the tangent space of the projection (for curved sets such as `Ball`, which a
-    symmetric system does not describe, GMRES solves the fixed-point equation instead).
+    Where Y is the whole space this is ∇_x φ = ∂_x F − ∂²_xy f (∂²_yy f)⁻¹ ∂_y F. Active constraints, and the coordinates
+    that a term such as `L1` holds at zero, are found at y itself, with a step of the inverse curvature there.
 
-    `tolerance` is what the solve must reach, relative to the right-hand side, within `max_steps`; else the
-    run ends with the status `linear_solve_failed`. `tolerance=None` takes whatever `max_steps` steps give.
+    Up to `dense` follower variables the system is formed and solved directly. Beyond, conjugate gradients on the face that
+    is active (GMRES, where faces are curved) must reach `tolerance`, relative to the right-hand side, within `max_steps`;
+    else the run ends with the status `linear_solve_failed`. `tolerance=None` takes whatever `max_steps` steps give, at any
+    size. `solver` may be a lineax solver such as `lx.BiCGStab(1e-6, 1e-6)` in place of both.
     """
 
     tolerance: float | None = 1e-6
     max_steps: int = 100
+    solver: Any = None
+    dense: int = DENSE
 
     def keep(self, inner_steps: int) -> int | None:
         return None
@@ -43,44 +61,59 @@ class Implicit(eqx.Module):
             raise ValueError(f"max_steps of the linear solve must be at least 1, got {self.max_steps}.")
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"tolerance of the linear solve must be positive or None, got {self.tolerance}.")
+        if self.solver is not None and not isinstance(self.solver, lx.AbstractLinearSolver):
+            raise TypeError(f"solver must be a lineax solver such as lineax.CG(1e-6, 1e-6), got {self.solver!r}.")
 
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
-        y, follower = run.y, run.follower(run.params)
-        alpha = run.method.dynamics.residual_step(run.method.inner_steps - 1)
-        slope = jax.grad(follower.lower)
-        moved = jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), y, slope(y))
-        tangent = jax.vjp(follower.project, moved)[1]
-
-        def to_tangent(u):
-            return tangent(u)[0]
-
-        def hessian(u):
-            return jax.jvp(slope, (y,), (u,))[1]
-
-        if is_flat(run.problem.y_set):
-            solver = lx.CG(0.0, self._stop(v), max_steps=self.max_steps, norm=optax.tree.norm)
-            operator, tags = lambda u: to_tangent(hessian(to_tangent(u))), lx.positive_semidefinite_tag
-            w, error = _solve(operator, to_tangent(v), solver, tags)
-        else:
-            # u solves (I − (I − αH)D) u = v, the transposed derivative of y = Proj(y − α∇f), and w = αDu.
-            def fixed_point(u):
-                flat = to_tangent(u)
-                return jax.tree.map(lambda a, b, c: a - b + alpha * c, u, flat, hessian(flat))
-
-            solver = lx.GMRES(0.0, self._stop(v), max_steps=self.max_steps, norm=optax.tree.norm)
-            u, error = _solve(fixed_point, v, solver, ())
-            w = jax.tree.map(lambda a: alpha * a, to_tangent(u))
-
-        def slope_of(params):
-            return jax.grad(run.follower(params).lower)(y)
-
-        (params_bar,) = jax.vjp(slope_of, run.params)[1](jax.tree.map(jnp.negative, w))
+        y = run.y
+        params_bar, error = self.cotangent(run.follower, run.params, y, v)
         solved = jnp.isfinite(error) if self.tolerance is None else error <= 2 * self.tolerance
         return Cotangents(params_bar, jax.tree.map(jnp.zeros_like, run.z), error, solved)
 
+    def cotangent(
+        self, follower: Callable[[PyTree], Follower], params: PyTree, y: PyTree, v: PyTree
+    ) -> tuple[PyTree, Array]:
+        """What a cotangent v of the solution y means for the parameters, and the relative error of the linear solve."""
+        direct = self.solver is None and self.tolerance is not None and optax.tree.size(y) <= self.dense
+        response = _dense if direct else self._iterated
+        alpha, u, error = response(follower(params), y, v)
+
+        def proximal_step(params):
+            one = follower(params)
+            return one.prox(move(y, jax.grad(one.lower)(y), alpha), alpha)
+
+        return jax.vjp(proximal_step, params)[1](u)[0], error
+
+    def _iterated(self, follower: Follower, y: PyTree, v: PyTree) -> tuple[Array, PyTree, Array]:
+        slope = jax.grad(follower.lower)
+        moved_by, hessian = jax.linearize(slope, y)
+        alpha = 1.0 if isinstance(follower.y_set, Reals) else 1 / _norm(hessian, y)
+        moved = move(y, moved_by, alpha)
+        face = tangent(follower.y_set, moved, alpha)
+        if face is not None and self.solver is None and not _shrinks(follower.y_set):
+            w, error = self._conjugate_gradients(lambda u: face(hessian(face(u))), face(v))
+            # From D u = w / α: what the constraints hold answers to v − H w.
+            u = jax.tree.map(lambda a, b, c: a + b / alpha - c, v, w, hessian(w))
+            return jnp.asarray(alpha), u, error
+        pull = jax.vjp(lambda m: follower.prox(m, alpha), moved)[1]
+
+        def equation(u):
+            kept = pull(u)[0]
+            return jax.tree.map(lambda a, b, c: a - b + alpha * c, u, kept, hessian(kept))
+
+        stop = self._stop(v)
+        solver = self.solver or lx.GMRES(0.0, stop, max_steps=self.max_steps, norm=optax.tree.norm)
+        return jnp.asarray(alpha), *_lineax(equation, v, solver)
+
+    def _conjugate_gradients(self, operator: Any, right: PyTree) -> tuple[PyTree, Array]:
+        norm = optax.tree.norm(right)
+        scale = jnp.where(norm > 0, norm, 1)
+        unit = jax.tree.map(lambda a: a / scale, right)
+        w, _ = jax.scipy.sparse.linalg.cg(operator, unit, tol=0.0, atol=self._stop(right), maxiter=self.max_steps)
+        error = optax.tree.norm(jax.tree.map(jnp.subtract, unit, operator(w)))
+        return jax.tree.map(lambda a: scale * a, w), error
+
     def _stop(self, v: PyTree) -> float:
-        # lineax scales a relative tolerance coordinate by coordinate, which a zero makes unreachable; the
-        # right-hand side is scaled to length one instead and the tolerance is absolute.
         return float(jnp.finfo(optax.tree.norm(v).dtype).eps) if self.tolerance is None else self.tolerance
 
 
@@ -101,10 +134,10 @@ class Neumann(eqx.Module):
     def check(self, method: "Method") -> None:
         if self.terms < 1:
             raise ValueError(f"terms must be at least 1, got {self.terms}.")
-        if isinstance(method.dynamics, FromOptax):
+        if isinstance(method.dynamics, FromOptax) or getattr(method.dynamics, "step_size", None) is None:
             raise ValueError(
-                "the Neumann series needs the step length of a descent, which an optax optimiser does not tell. Use "
-                "dynamics=GradientDescent(...), or derivative=bilax.Implicit()."
+                "the Neumann series needs the step length of a descent, which an optax optimiser, a line search or your "
+                "own dynamics do not tell. Use dynamics=GradientDescent(...), or derivative=bilax.Implicit()."
             )
 
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
@@ -127,18 +160,70 @@ class Neumann(eqx.Module):
         return Cotangents(pull(total)[0], jax.tree.map(jnp.zeros_like, run.z), error, jnp.isfinite(error))
 
 
-def _solve(operator: Any, right: PyTree, solver: Any, tags: Any) -> tuple[PyTree, Array]:
+def _dense(follower: Follower, y: PyTree, v: PyTree) -> tuple[Array, PyTree, Array]:
+    """α, u and the relative error, with the Hessian and the proximal map's derivative as matrices."""
+    flat, unravel = ravel_pytree(y)
+    right = ravel_pytree(v)[0]
+    lower = jax.grad(lambda w: follower.lower(unravel(w)))
+    slope, hessian = lower(flat), jax.jacfwd(lower)(flat)
+    size = jnp.max(jnp.sum(jnp.abs(hessian), axis=1))
+    alpha = 1 / jnp.where(size > 0, size, 1)
+    if isinstance(follower.y_set, Reals):
+        matrix = alpha * hessian
+    else:
+
+        def prox(w):
+            return ravel_pytree(follower.prox(unravel(w), alpha))[0]
+
+        identity = jnp.eye(flat.size, dtype=flat.dtype)
+        matrix = identity - (identity - alpha * hessian) @ jax.jacfwd(prox)(flat - alpha * slope).T
+    u, error = _solve_dense(matrix, right)
+    return alpha, unravel(u), error
+
+
+def _solve_dense(matrix: Array, right: Array) -> tuple[Array, Array]:
+    """By elimination and a step of refinement; where that fails, the shortest of the least-squares solutions."""
+    norm = jnp.linalg.norm(right)
+    unit = right / jnp.where(norm > 0, norm, 1)
+
+    def error_of(solution):
+        return jnp.linalg.norm(unit - matrix @ solution)
+
+    factors = jax.scipy.linalg.lu_factor(matrix)
+    first = jax.scipy.linalg.lu_solve(factors, unit)
+    solution = first + jax.scipy.linalg.lu_solve(factors, unit - matrix @ first)
+    # Flat directions of the follower that the leader does not care about do not respond.
+    good = error_of(solution) <= 1e-6
+    solution = jax.lax.cond(good, lambda: solution, lambda: jnp.linalg.lstsq(matrix, unit, rcond=1e-10)[0])
+    return norm * solution, error_of(solution)
+
+
+def _norm(hessian: Callable[[PyTree], PyTree], like: PyTree) -> Array:
+    """The Hessian's norm by power iterations, a little less than it is; 1 for no curvature."""
+    start = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), like)
+
+    def body(_, carry):
+        vector, _ = carry
+        image = hessian(vector)
+        norm = optax.tree.norm(image)
+        return jax.tree.map(lambda a: a / jnp.where(norm > 0, norm, 1), image), norm
+
+    norm = jax.lax.fori_loop(0, _POWERS, body, (start, optax.tree.norm(start)))[1]
+    return jnp.where(norm > 0, norm, 1)
+
+
+def _shrinks(a_set: Any) -> bool:
+    """Whether the proximal map also stretches what it does not hold (an elastic net's), so that D is no projector."""
+    return not hasattr(a_set, "project") and not getattr(a_set, "flat", False)
+
+
+def _lineax(operator: Any, right: PyTree, solver: Any) -> tuple[PyTree, Array]:
     norm = optax.tree.norm(right)
     scale = jnp.where(norm > 0, norm, 1)
+    # lineax scales a relative tolerance coordinate by coordinate, which a zero makes unreachable; the right-hand side is
+    # scaled to length one instead and the tolerance is absolute.
     unit = jax.tree.map(lambda a: a / scale, right)
-    # lineax's CG takes any curvature below 100 · size · eps for zero and returns NaN; in float32 that is every
-    # curvature of a follower with 10⁵ variables. Stretching the operator lowers the bar to 10⁻⁶.
-    stretch = max(1.0, 1e8 * optax.tree.size(unit) * float(jnp.finfo(norm.dtype).eps))
-
-    def stretched(u):
-        return jax.tree.map(lambda a: stretch * a, operator(u))
-
-    linear = lx.FunctionLinearOperator(stretched, jax.eval_shape(lambda: unit), tags)
-    w = jax.tree.map(lambda a: stretch * a, lx.linear_solve(linear, unit, solver, throw=False).value)
-    error = optax.tree.norm(jax.tree.map(jnp.subtract, unit, operator(w)))
-    return jax.tree.map(lambda a: scale * a, w), error
+    linear = lx.FunctionLinearOperator(operator, jax.eval_shape(lambda: unit))
+    u = lx.linear_solve(linear, unit, solver, throw=False).value
+    error = optax.tree.norm(jax.tree.map(jnp.subtract, unit, operator(u)))
+    return jax.tree.map(lambda a: scale * a, u), error

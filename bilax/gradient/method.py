@@ -30,6 +30,9 @@ class Method(eqx.Module):
     select: Last | ArgMax = Last()
     derivative: Derivative = Reverse()
     start: Start = "fixed"
+    follower_tolerance: float | None = None
+    """the follower stops before `inner_steps` where it is solved up to this, a number without scale: for `Newton` and
+    `LBFGS` √(gain in f still to be had / gain so far), else the slope against what it was at the start"""
 
     def __check_init__(self):
         if isinstance(self.inner_steps, bool) or not isinstance(self.inner_steps, int) or self.inner_steps < 1:
@@ -43,7 +46,9 @@ class Method(eqx.Module):
             )
         if not callable(self.start) and self.start not in ("fixed", "warm", "auxiliary"):
             raise ValueError(f'start must be "fixed", "warm", "auxiliary" or a function of x, got {self.start!r}.')
-        if hasattr(self.dynamics, "step_size"):
+        if self.follower_tolerance is not None and not self.follower_tolerance > 0:
+            raise ValueError(f"follower_tolerance must be positive or None, got {self.follower_tolerance}.")
+        if getattr(self.dynamics, "step_size", None) is not None:
             check_steps("step_size", self.dynamics.step_size, self.inner_steps)  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(self.dynamics, Aggregated):
             check_steps("mu", self.dynamics.mu, self.inner_steps, below=1.0)

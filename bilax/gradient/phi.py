@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from bilax.follower.dynamics import residual
-from bilax.follower.trajectory import ArgMax, Unrolling, unroll
+from bilax.follower.dynamics import cauchy_step, residual
+from bilax.follower.trajectory import ArgMax, Solved, Unrolling, unroll
 from bilax.gradient.method import Method
 from bilax.gradient.rule import FollowerRun
 from bilax.problem.checks import check_objectives
@@ -31,6 +32,8 @@ class Info(NamedTuple):
     solve_error: Float[Array, ""]
     """relative error of the linear solve behind the gradient; 0 without one, or without a gradient"""
     solved: Bool[Array, ""]
+    steps: Int[Array, ""] | Float[Array, ""]
+    """how many steps the follower took"""
 
 
 class Phi(eqx.Module):
@@ -118,13 +121,53 @@ def _unrolling(problem: Problem, method: Method, combine: Callable[[PyTree], PyT
         view, data, method = combine(params)
         return method.select.score(problem.follower(view, data), method.dynamics.point(state))
 
-    return Unrolling(step, score if isinstance(method.select, ArgMax) else None, method.inner_steps)
+    return Unrolling(
+        step,
+        score if isinstance(method.select, ArgMax) else None,
+        method.inner_steps,
+        None if method.follower_tolerance is None else _stopping_rule(problem, method, combine),
+    )
+
+
+CHECK_EVERY = 10
+"""A test costs a gradient, as a step does, where the dynamics does not measure itself."""
+
+
+def _stopping_rule(problem: Problem, method: Method, combine: Callable[[PyTree], PyTree]) -> Solved:
+    """Stops where the slope has fallen to the tolerance of what it was, or of what the curvature makes of y.
+
+    Both grow with f and shrink with the unit of y as the slope does, so neither's scale matters. The slope is
+    ‖y − prox(y − α∇f)‖ / α, with α the inverse of the curvature along the first slope.
+    """
+    if hasattr(method.dynamics, "unsolved"):
+
+        def measured(params, state, _):
+            return method.dynamics.unsolved(state) <= method.follower_tolerance  # pyright: ignore
+
+        return Solved(lambda *_: (), measured, 1)
+
+    def slope(params, y, alpha):
+        view, data, _ = combine(params)
+        return residual(problem.follower(view, data), y, alpha) / alpha
+
+    def reference(params, state):
+        view, data, _ = combine(params)
+        follower, y = problem.follower(view, data), method.dynamics.point(state)
+        alpha = cauchy_step(follower, y)
+        curved = jax.jvp(jax.grad(follower.lower), (y,), (y,))[1]
+        return alpha, jnp.maximum(slope(params, y, alpha), optax.tree.norm(curved))
+
+    def test(params, state, reference):
+        alpha, size = reference
+        return slope(params, method.dynamics.point(state), alpha) <= method.follower_tolerance * size
+
+    return Solved(reference, test, CHECK_EVERY)
 
 
 def _info(problem: Problem, method: Method, view: PyTree, data: tuple[Any, ...], trajectory: Any) -> Info:
     follower = problem.follower(view, data)
     y = method.dynamics.point(trajectory.chosen)
-    lower = follower.lower(y)
+    lower = follower.total(y)
     return Info(
         y=y,
         y_last=method.dynamics.point(trajectory.last),
@@ -133,4 +176,5 @@ def _info(problem: Problem, method: Method, view: PyTree, data: tuple[Any, ...],
         residual=residual(follower, y, method.dynamics.residual_step(method.inner_steps - 1)),
         solve_error=jnp.zeros_like(lower),
         solved=jnp.asarray(True),
+        steps=jnp.asarray(trajectory.taken),
     )

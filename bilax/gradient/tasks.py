@@ -27,7 +27,9 @@ class Tasks(eqx.Module):
         count_tasks(data)
         value, each = _mean((x, z, data), self.phi)
         each = jax.lax.stop_gradient(each)
-        numbers = {name: jnp.mean(getattr(each, name)) for name in ("k_bar", "lower", "residual", "solve_error")}
+        numbers = {
+            name: jnp.mean(getattr(each, name)) for name in ("k_bar", "lower", "residual", "solve_error", "steps")
+        }
         return value, each._replace(**numbers, solved=jnp.all(each.solved))
 
     @eqx.filter_jit

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 
 from bilax.follower.dynamics import residual
 from bilax.problem.problem import Problem
+from bilax.problem.sets import Set
 
 
 class Evaluation(NamedTuple):
@@ -41,6 +42,10 @@ class Evaluation(NamedTuple):
     grad_z: PyTree = ()
     solved: Any = True
     """whether the linear system behind the gradient was solved"""
+    follower_steps: Any = 0
+    """how many steps the follower took, where it is known"""
+    converged: Any = False
+    """whether the algorithm itself says that it has arrived"""
     info: Any = ()
     """what `record` gets; for the hypergradient methods a `bilax.Info`"""
 
@@ -59,15 +64,20 @@ def evaluate(
 ) -> Evaluation:
     """Both objectives and ‖R_α(x, y)‖ at a point, for algorithms that do not have them at hand; `more` is passed on."""
     follower = problem.follower(problem.view(x, *data), data)
-    return Evaluation(y, follower.upper(y), follower.lower(y), residual(follower, y, step_size), **more)
+    return Evaluation(y, follower.upper(y), follower.total(y), residual(follower, y, step_size), **more)
 
 
 def update(
-    optimizer: optax.GradientTransformation, gradient: PyTree, memory: PyTree, point: PyTree, a_set: Any
+    optimizer: optax.GradientTransformation, gradient: PyTree, memory: PyTree, point: PyTree, a_set: Any, **more: Any
 ) -> tuple[PyTree, PyTree]:
-    """One projected step of an optax optimiser: the next point and the next memory."""
-    updates, memory = optimizer.update(gradient, memory, point)
-    return a_set.project(optax.apply_updates(point, updates)), memory
+    """One projected step of an optax optimiser: the next point and the next memory.
+
+    `more` is for optimisers that search along a line: `value`, `grad` and `value_fn`.
+    """
+    updates, memory = optax.with_extra_args_support(optimizer).update(gradient, memory, point, **more)
+    moved = optax.apply_updates(point, updates)
+    # Where Y is a term, or depends on x, the follower's own steps see to it.
+    return a_set.project(moved) if isinstance(a_set, Set) else moved, memory
 
 
 def gradient_through_view(problem: Problem, x: PyTree, data: tuple[Any, ...]) -> tuple[PyTree, Any]:

@@ -54,15 +54,17 @@ class Hypergradient(eqx.Module):
         x, z, x_memory, z_memory = carry
         both = (0, 1) if self.method.start == "auxiliary" else (0,)
         (value, info), (grad_x, *grad_z) = jax.value_and_grad(phi, both, has_aux=True)(x, z, *data)
-        x, x_memory = update(self.optimizer, grad_x, x_memory, x, problem.x_set)
+        at_x = {"value": value, "grad": grad_x, "value_fn": lambda x: phi(x, z, *data)[0]}
+        x_next, x_memory = update(self.optimizer, grad_x, x_memory, x, problem.x_set, **at_x)
         if self.method.start == "auxiliary":
-            z, z_memory = update(self._z_optimizer, grad_z[0], z_memory, z, problem.y_set)
+            at_z = {"value": value, "grad": grad_z[0], "value_fn": lambda z: phi(x, z, *data)[0]}
+            z, z_memory = update(self._z_optimizer, grad_z[0], z_memory, z, problem.y_set, **at_z)
         elif self.method.start == "warm":
             z = info.y_last
         found = Evaluation(
-            info.y, value, info.lower, info.residual, info.k_bar, info.y_last, grad_x, grad_z, info.solved, info
+            info.y, value, info.lower, info.residual, info.k_bar, info.y_last, grad_x, grad_z, info.solved, info.steps
         )
-        return Carry(x, z, x_memory, z_memory), found
+        return Carry(x_next, z, x_memory, z_memory), found._replace(info=info)
 
     def point(self, carry: Carry) -> tuple[PyTree, PyTree]:
         return carry.x, carry.z

@@ -34,74 +34,79 @@ class Parts(TypedDict, total=False):
     select: Last | ArgMax
     derivative: Derivative
     start: Start
+    follower_tolerance: float | None
 
 
-def rhg(inner_steps: int, step_size: Steps, **parts: Unpack[Parts]) -> Method:
+def rhg(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Method:
     """Reverse hypergradient (Franceschi et al. 2017): back-propagation through all K steps."""
     return _method(inner_steps, parts, GradientDescent(step_size))
 
 
-def t_rhg(inner_steps: int, step_size: Steps, window: int, **parts: Unpack[Parts]) -> Method:
+def t_rhg(inner_steps: int, step_size: Steps | None, window: int, **parts: Unpack[Parts]) -> Method:
     """Truncated RHG (Shaban et al. 2019): back-propagation through the last `window` steps."""
     return _method(inner_steps, parts, GradientDescent(step_size), derivative=Reverse(window=window))
 
 
-def fhg(inner_steps: int, step_size: Steps, **parts: Unpack[Parts]) -> Method:
+def fhg(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Method:
     """Forward hypergradient (Franceschi et al. 2017): the same derivative as RHG, in forward mode."""
     return _method(inner_steps, parts, GradientDescent(step_size), derivative=Forward())
 
 
-def bda(inner_steps: int, step_size: Steps, mu: Steps = 0.4, **parts: Unpack[Parts]) -> Method:
+def bda(inner_steps: int, step_size: Steps | None, mu: Steps = 0.4, **parts: Unpack[Parts]) -> Method:
     """Bilevel descent aggregation (Liu et al. 2020): the follower also heeds the leader, with weight μ."""
     return _method(inner_steps, parts, Aggregated(step_size, mu))
 
 
 def ls(
-    inner_steps: int, step_size: Steps, tolerance: float | None = 1e-6, max_steps: int = 100, **parts: Unpack[Parts]
+    inner_steps: int,
+    step_size: Steps | None,
+    tolerance: float | None = 1e-6,
+    max_steps: int = 100,
+    **parts: Unpack[Parts],
 ) -> Method:
     """Implicit gradient by a linear system (Pedregosa 2016), solved by conjugate gradients."""
     return _method(inner_steps, parts, GradientDescent(step_size), derivative=Implicit(tolerance, max_steps))
 
 
-def ns(inner_steps: int, step_size: Steps, terms: int = 40, **parts: Unpack[Parts]) -> Method:
+def ns(inner_steps: int, step_size: Steps | None, terms: int = 40, **parts: Unpack[Parts]) -> Method:
     """Implicit gradient by a Neumann series (Lorraine et al. 2020)."""
     return _method(inner_steps, parts, GradientDescent(step_size), derivative=Neumann(terms))
 
 
-def one_step(step_size: Steps, epsilon: float | None = None, **parts: Unpack[Parts]) -> Method:
+def one_step(step_size: Steps | None, epsilon: float | None = None, **parts: Unpack[Parts]) -> Method:
     """DARTS (Liu et al. 2019): one follower step; exact, or by finite differences of size `epsilon`."""
     rule = Reverse() if epsilon is None else FiniteDifference(epsilon)
     return _method(1, parts, GradientDescent(step_size), derivative=rule, start="warm")
 
 
-def ia_gm(inner_steps: int, step_size: Steps, **parts: Unpack[Parts]) -> Method:
+def ia_gm(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Method:
     """Initialization auxiliary without truncation: φ(x, z) = F(x, y_K(x, z))."""
     return _method(inner_steps, parts, GradientDescent(step_size), start="auxiliary")
 
 
 def ia_gm_a(
-    inner_steps: int, step_size: Steps, sequence: Literal["paper", "fista"] = "paper", **parts: Unpack[Parts]
+    inner_steps: int, step_size: Steps | None, sequence: Literal["paper", "fista"] = "paper", **parts: Unpack[Parts]
 ) -> Method:
     """IA-GM(A), Section 3.2: the auxiliary with Nesterov's dynamics, Eq. (yk_def2)."""
     return _method(inner_steps, parts, Nesterov(step_size, sequence), start="auxiliary")
 
 
-def iaptt_gm(inner_steps: int, step_size: Steps, **parts: Unpack[Parts]) -> Method:
+def iaptt_gm(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Method:
     """IAPTT-GM, Algorithm 1: φ_K(x, z) = max over 1 ≤ k ≤ K of F(x, y_k(x, z))."""
     return _method(inner_steps, parts, GradientDescent(step_size), select=pessimistic(), start="auxiliary")
 
 
-def maml(inner_steps: int, step_size: Steps, **parts: Unpack[Parts]) -> Method:
+def maml(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Method:
     """MAML (Finn et al. 2017): the start z is all there is to learn; x is empty, tasks are a vmap of φ."""
     return _method(inner_steps, parts, GradientDescent(step_size), start="auxiliary")
 
 
-def fomaml(inner_steps: int, step_size: Steps, **parts: Unpack[Parts]) -> Method:
+def fomaml(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Method:
     """First-order MAML (Finn et al. 2017)."""
     return _method(inner_steps, parts, GradientDescent(step_size), derivative=FirstOrder(), start="auxiliary")
 
 
-def reptile(inner_steps: int, step_size: Steps, **parts: Unpack[Parts]) -> Method:
+def reptile(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Method:
     """Reptile (Nichol et al. 2018)."""
     return _method(inner_steps, parts, GradientDescent(step_size), derivative=Displacement(), start="auxiliary")
 

@@ -74,7 +74,7 @@ class ValueFunction(eqx.Module):
         def body(_, carry):
             y, alpha = carry
             moved = jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), y, jax.grad(f)(y))
-            trial = follower.project(moved)
+            trial = follower.prox(moved, alpha)
             good = allowed(trial)
             return choose(good, trial, y), jnp.where(good, alpha, alpha / 2)
 

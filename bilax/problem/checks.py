@@ -34,8 +34,10 @@ def check_point(name: str, point: PyTree, *, may_be_empty: bool = False) -> PyTr
     return jax.tree.map(jnp.asarray, point)
 
 
-def check_inside(name: str, point: PyTree, a_set: Set) -> PyTree:
-    """`point`, projected with a warning where it lies outside its set."""
+def check_inside(name: str, point: PyTree, a_set: Any) -> PyTree:
+    """`point`, projected with a warning where it lies outside its set; terms and sets that depend on x take any."""
+    if not isinstance(a_set, Set):
+        return point
     try:
         projected = a_set.project(point)
     except Exception as error:

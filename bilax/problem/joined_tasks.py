@@ -9,7 +9,8 @@ import jax
 from jaxtyping import PyTree
 
 from bilax.problem.problem import Problem
-from bilax.problem.sets import Each
+from bilax.problem.sets import Each, Set
+from bilax.problem.terms import EachTerm, Term
 
 
 class _Over(eqx.Module):
@@ -34,6 +35,20 @@ class _Contexts(eqx.Module):
         return jax.vmap(self.function, in_axes=[None] + [0] * len(data))(x, *data)
 
 
+class _SetOfTasks(eqx.Module):
+    """A set or term that depends on the leader, for all tasks at once."""
+
+    function: Callable[..., Any]
+    shared: bool
+
+    def __call__(self, view: PyTree) -> Any:
+        return _each(self.function(view)) if self.shared else _each(jax.vmap(self.function)(view), own=True)
+
+
+def _each(one: Any, own: bool = False) -> Any:
+    return Each(one, own) if isinstance(one, Set) else EachTerm(one, own)
+
+
 def _mean(values: Any) -> Any:
     return values.mean()
 
@@ -52,7 +67,7 @@ def all_tasks(problem: Problem) -> Problem:
         problem,
         upper=_Over(problem.upper, _mean, shared),
         lower=_Over(problem.lower, _sum, shared),
-        y_set=Each(problem.y_set),
+        y_set=_each(problem.y_set) if isinstance(problem.y_set, Set | Term) else _SetOfTasks(problem.y_set, shared),
         context=None if problem.context is None else _Contexts(problem.context),
         lower_at=None if problem.lower_at is None else _Over(problem.lower_at, _sum, shared, 1),
     )

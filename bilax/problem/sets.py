@@ -128,9 +128,10 @@ class Simplex(eqx.Module):
 
 
 class Each(eqx.Module):
-    """The same set for each entry of a leading axis."""
+    """The same set for each entry of a leading axis, or a set of its own for each."""
 
     each: Any
+    own: bool = False
 
     @property
     def flat(self) -> bool:
@@ -138,7 +139,9 @@ class Each(eqx.Module):
 
     def project(self, v: PyTree) -> PyTree:
         """Projects every entry."""
-        return jax.vmap(self.each.project)(v) if jax.tree.leaves(v) else v
+        if not jax.tree.leaves(v):
+            return v
+        return jax.vmap(lambda one, v: one.project(v), (0 if self.own else None, 0))(self.each, v)
 
 
 def is_flat(a_set: Any) -> bool:

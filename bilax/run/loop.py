@@ -141,9 +141,10 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0)
         moved = optax.tree.norm(jax.tree.map(jnp.subtract, (x_next, z_next), (x, z)))
         still = (moved <= loop.tolerance * (1 + optax.tree.norm((x, z)))) & (found.residual <= loop.tolerance)
         status = jnp.where(ok & still, Status.converged, status)
+    status = jnp.where(ok & jnp.asarray(found.converged), Status.converged, status)
     norms = optax.tree.norm(found.grad_x), optax.tree.norm(found.grad_z)
     numbers = point.upper, point.lower, point.residual, point.k_bar
-    entry = History(*numbers, *norms, loop.record(x, z, found.info))
+    entry = History(*numbers, *norms, found.follower_steps, loop.record(x, z, found.info))
     entry = jax.tree.map(jnp.asarray, entry)
     # A point counts as good where it is finite, even if its gradient is not.
     stay = state._replace(status=status, good=choose(all_finite(point), point, state.good))

@@ -98,6 +98,8 @@ class History(NamedTuple):
     grad_x_norm: Any
     grad_z_norm: Any
     """zero for starts that are not optimised"""
+    follower_steps: Any
+    """how many steps the follower took; 0 where the method does not tell"""
     record: Any = ()
     """what `solve(record=...)` returned"""
 
@@ -119,6 +121,8 @@ class Solution(eqx.Module):
     steps: Any
     """outer steps taken"""
     history: History
+    plan: Any = eqx.field(static=True, default=None)
+    """what `bilax.auto()` chose, and why"""
 
     @property
     def ended(self) -> Status:

@@ -1,5 +1,6 @@
 """`solve` and `multistart`: one loop for every method."""
 
+import contextlib
 import dataclasses
 from typing import Any, Unpack
 
@@ -12,10 +13,14 @@ from jaxtyping import Array, PyTree
 from bilax.gradient.method import Method
 from bilax.gradient.tasks import count_tasks
 from bilax.methods.algorithm import Algorithm
+from bilax.methods.auto import Auto
 from bilax.methods.hypergradient import Hypergradient
+from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.checks import check_inside, check_point
 from bilax.problem.joined_tasks import all_tasks
+from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Each
 from bilax.problem.variables import Fixed, take_variables
 from bilax.run.chunks import Plan, drive, finished
@@ -31,11 +36,11 @@ def _record_nothing(x: PyTree, z: PyTree, info: Any) -> PyTree:
 
 def solve(
     problem: Problem,
-    method: Method | Algorithm,
+    method: Method | Algorithm | Auto,
     x0: PyTree,
     y0: PyTree,
     *,
-    steps: int = 500,
+    steps: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     z_optimizer: optax.GradientTransformation | None = None,
     data: Data = (),
@@ -76,11 +81,73 @@ def solve(
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
     data = check_data(data)
+    if isinstance(method, Auto):
+        if optimizer is not None or z_optimizer is not None:
+            raise TypeError(
+                "bilax.auto() chooses its optimiser: leave out optimizer and z_optimizer, or name a method."
+            )
+        return _solve_by_itself(method, given, x0, y0, data, tasks, _key(key), steps, fixed, record, options)
     algorithm = _algorithm(method, optimizer, z_optimizer, tasks)
     if tasks and not isinstance(algorithm, Hypergradient):
         given, y0 = _joined_tasks(given, algorithm, y0, data)
     loop = Loop(given, algorithm, data, tolerance, _joined_record(record, fixed))
     return _start(Plan(loop, x0, y0, _key(key), steps, fixed), options)
+
+
+def _solve_by_itself(
+    method: Auto,
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    data: Any,
+    tasks: bool,
+    key: Array,
+    steps: int,
+    fixed: Fixed,
+    record: Record,
+    options: RunOptions,
+) -> Solution:
+    """`solve` by `bilax.auto()`: chooses, runs, looks at the end once more and goes on from there if need be."""
+    precise = isinstance(data, tuple) and method.precise(x0, y0)
+    like = x0, y0
+    with double_precision() if precise else contextlib.nullcontext():
+        if precise:
+            x0, y0, data = in_double(x0), in_double(y0), _floats_in_double(data)
+        if tasks:
+            problem, y0 = _joined_tasks(problem, method, y0, data)
+        algorithm, plan = method.prepare(problem, x0, y0, data)
+        for attempt in range(2):
+            loop = Loop(problem, algorithm, data, None, _joined_record(record, fixed))
+            solution = _start(Plan(loop, x0, y0, key, steps, fixed), options)
+            again = method.review(problem, algorithm, solution, data, plan) if isinstance(data, tuple) else None
+            if again is None:
+                break
+            algorithm, plan = again
+            if attempt or options.saving is not None or solution.ended is Status.time_limit:
+                break
+    x_like, y_like = like
+    return dataclasses.replace(
+        solution,
+        x=_as_given(solution.x, x_like),
+        y=_as_given(solution.y, y_like),
+        z=_as_given(solution.z, y_like),
+        plan=plan,
+    )
+
+
+def _floats_in_double(data: PyTree) -> PyTree:
+    def cast(leaf):
+        array = jnp.asarray(leaf)
+        return array.astype(jnp.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+    return jax.tree.map(cast, data)
+
+
+def _as_given(found: PyTree, like: PyTree) -> PyTree:
+    """The variables of `found` in the dtypes that the user gave."""
+    kinds = {jnp.result_type(leaf) for leaf in jax.tree.leaves(like)}
+    kind = jnp.result_type(*kinds) if kinds else None
+    return jax.tree.map(lambda leaf: leaf.astype(kind) if eqx.is_inexact_array_like(leaf) else leaf, found)
 
 
 def multistart(
@@ -89,7 +156,7 @@ def multistart(
     x0s: PyTree,
     y0s: PyTree,
     *,
-    steps: int = 500,
+    steps: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     z_optimizer: optax.GradientTransformation | None = None,
     data: Data = (),
@@ -127,7 +194,7 @@ def _start(plan: Plan, options: RunOptions) -> Solution:
     if options.in_chunks or isinstance(plan.loop.data, Batches):
         solution = drive(plan, options)
     else:
-        run = _run(plan.loop, plan.x0, plan.y0, plan.key, plan.steps)
+        run = (_run_once if isinstance(plan.loop.algorithm, SolvedFollower) else _run)(*plan[:5])
         point, status, taken, history = jax.device_get(run)
         solution = finished(point, status, taken, history, plan.fixed)
     if options.throw and solution.ended.failed:
@@ -135,16 +202,22 @@ def _start(plan: Plan, options: RunOptions) -> Solution:
     return solution
 
 
-@eqx.filter_jit
-def _run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
+def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
     """A whole run as one program."""
     state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps), steps)
     return *finish(loop, state, Status.step_limit), state.step, history
 
 
+_run = eqx.filter_jit(_whole_run)
+_run_once = quick_jit(_whole_run)
+"""for runs that take less time than their compilation"""
+
+
 def _check_settings(problem: Any, steps: Any, tolerance: Any) -> int:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
+    if steps is None:
+        return 500
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}.")
     if tolerance is not None and not tolerance > 0:
@@ -171,7 +244,7 @@ def _algorithm(method: Any, optimizer: Any, z_optimizer: Any, tasks: bool = Fals
     return algorithm
 
 
-def _joined_tasks(problem: Problem, algorithm: Algorithm, y0: PyTree, data: Any) -> tuple[Problem, PyTree]:
+def _joined_tasks(problem: Problem, algorithm: Any, y0: PyTree, data: Any) -> tuple[Problem, PyTree]:
     if not isinstance(data, tuple):
         raise ValueError(
             f"{type(algorithm).__name__} keeps a follower for each task from one outer step to the next, so with "

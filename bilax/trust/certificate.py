@@ -18,12 +18,13 @@ from bilax.follower.trajectory import ArgMax
 from bilax.gradient.phi import approximate
 from bilax.methods.recipes import Method
 from bilax.problem.checks import check_inside, check_objectives, check_point
+from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.trust.diagnosis import lanczos
-from bilax.trust.flat_problem import FlatProblem, flatten, in_double
+from bilax.trust.flat_problem import FlatProblem, flatten
 from bilax.trust.follower_minima import NEWTON_LIMIT, follower_minima, gap_tolerance, low_discrepancy, typical
 from bilax.trust.interval import lower_bound
-from bilax.trust.quick_jit import quick_jit
+from bilax.problem.quick_jit import quick_jit
 
 
 class Verdict(enum.Enum):
@@ -136,7 +137,7 @@ def certify(
     for name in ("x", "y"):
         if not hasattr(solution, name):
             raise TypeError(f"solution must have the fields x and y, got {type(solution)}.")
-    with jax.enable_x64(True):
+    with double_precision():
         x, y = in_double(check_point("x", solution.x, may_be_empty=True)), in_double(check_point("y", solution.y))
         x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), data)
         n, m = ravel_pytree(x)[0].size, ravel_pytree(y)[0].size

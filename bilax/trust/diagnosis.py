@@ -15,10 +15,11 @@ from jaxtyping import Array, PyTree
 
 from bilax.methods.recipes import Method, ia_gm_a, iaptt_gm, ls
 from bilax.problem.checks import check_inside, check_objectives, check_point
+from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
-from bilax.trust.flat_problem import FlatProblem, Range, flatten, in_double
+from bilax.trust.flat_problem import FlatProblem, Range, flatten
 from bilax.trust.follower_minima import low_discrepancy
-from bilax.trust.quick_jit import quick_jit
+from bilax.problem.quick_jit import quick_jit
 
 
 class Diagnosis(eqx.Module):
@@ -82,7 +83,7 @@ def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = 
     descents from y and from starts spread over Y (around y, where Y has no bounds). L_f is the greatest met,
     so it holds for this x and for where the follower goes, not for all of a space that it never visits.
     """
-    with jax.enable_x64(True):
+    with double_precision():
         x, y = in_double(check_point("x", x, may_be_empty=True)), in_double(check_point("y", y))
         x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), data)
         unit = low_discrepancy(_STARTS, ravel_pytree(y)[0].size, 5)

@@ -102,8 +102,3 @@ def _range(a_set: Set, point: PyTree, centre: Array) -> Range:
     bounded = all(not isinstance(leaf, Tracer) and bool(np.all(np.isfinite(leaf))) for leaf in leaves)
     lo, hi = (ravel_pytree(bound)[0].astype(centre.dtype) for bound in (lo, hi))
     return Range(lo, hi, centre, bounded)
-
-
-def in_double(tree: PyTree) -> PyTree:
-    """The tree's leaves as arrays of doubles; wants `jax.enable_x64`."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)

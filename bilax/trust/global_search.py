@@ -22,10 +22,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.problem.checks import check_inside, check_objectives, check_point
+from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.run.solution import Status
 from bilax.trust.certificate import Certificate, Verdict, certify
-from bilax.trust.flat_problem import FlatProblem, Range, flatten, in_double
+from bilax.trust.flat_problem import FlatProblem, Range, flatten
 from bilax.trust.follower_minima import (
     descend,
     follower_minima,
@@ -35,7 +36,7 @@ from bilax.trust.follower_minima import (
     scan_coordinates,
     typical,
 )
-from bilax.trust.quick_jit import quick_jit
+from bilax.problem.quick_jit import quick_jit
 
 ROUNDS, STEPS = 20, 40
 PAIRS, WITNESSES = 256, 8
@@ -351,7 +352,7 @@ def solve_global(
     if not isinstance(data, tuple):
         raise TypeError(f"data must be a tuple (write data=(batch,) for one value), got {type(data)}.")
     seed = 0 if key is None else int(np.asarray(jax.random.key_data(key), np.uint64).sum() % (1 << 31)) + 1
-    with jax.enable_x64(True):
+    with double_precision():
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
         x0, y0 = in_double((x0, y0))
         x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)

@@ -18,11 +18,12 @@ from jaxtyping import Array, PyTree
 from bilax.gradient.phi import approximate
 from bilax.methods.recipes import Method
 from bilax.problem.checks import check_inside, check_objectives, check_point
+from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.sets import Reals
-from bilax.trust.flat_problem import FlatProblem, flatten, in_double
+from bilax.trust.flat_problem import FlatProblem, flatten
 from bilax.trust.follower_minima import low_discrepancy
-from bilax.trust.quick_jit import quick_jit
+from bilax.problem.quick_jit import quick_jit
 
 
 class GradientCheck(eqx.Module):
@@ -79,7 +80,7 @@ def check_hypergradient(
         raise TypeError(f"method must be a bilax.Method such as bilax.iaptt_gm(40, 5e-4), got {method!r}.")
     if probes < 1 or not tolerance > 0:
         raise ValueError(f"probes must be at least 1 and tolerance positive, got {probes} and {tolerance}.")
-    with jax.enable_x64(True):
+    with double_precision():
         x, z = in_double(check_point("x", x, may_be_empty=True)), in_double(check_point("z", z))
         x, z = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("z", z, problem.y_set), data)
         size = ravel_pytree(x)[0].size + ravel_pytree(z)[0].size

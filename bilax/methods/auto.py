@@ -1,0 +1,256 @@
+"""`bilax.auto()`: a method that looks at the problem, chooses itself, and says what it chose."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from bilax.follower.dynamics import Dynamics, GradientDescent, Nesterov, cauchy_step
+from bilax.follower.lbfgs import LBFGS
+from bilax.follower.newton import Newton
+from bilax.follower.several_starts import SeveralStarts
+from bilax.gradient.implicit import DENSE, Implicit
+from bilax.gradient.method import Method
+from bilax.gradient.phi import approximate
+from bilax.methods.hypergradient import Hypergradient
+from bilax.methods.solved_follower import SolvedFollower
+from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
+from bilax.problem.sets import Reals, Set, bounds
+from bilax.problem.terms import tangent
+
+SMALL = 50_000
+"""variables up to which `auto` computes in double precision on the CPU"""
+STARTS = 12
+"""follower starts of a survey, and of a run whose follower has several minima"""
+LANES = 6
+"""leader starts where one costs little"""
+
+
+class Chosen(NamedTuple):
+    """What `auto` decided, as sentences; `print(solution.plan)` shows them."""
+
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"- {reason}" for reason in self.reasons)
+
+    def and_then(self, reason: str) -> "Chosen":
+        """With one more."""
+        return Chosen((*self.reasons, reason))
+
+
+class Auto(eqx.Module):
+    """What `auto` makes; `prepare` chooses an algorithm for a problem."""
+
+    def precise(self, x0: PyTree, y0: PyTree) -> bool:
+        """Whether to compute in double precision inside: where it is small enough, on the CPU."""
+        return jax.default_backend() == "cpu" and optax.tree.size((x0, y0)) <= SMALL
+
+    def prepare(self, problem: Problem, x0: PyTree, y0: PyTree, data: Any) -> tuple[Any, Chosen]:
+        """An algorithm for this problem, and why it."""
+        if not isinstance(data, tuple):
+            first = data(jnp.zeros((), int), jax.random.key(0)) if callable(data) else data.first
+            return _for_samples(problem, x0, y0, first)
+        size, reasons = optax.tree.size(y0), []
+        solver, why = _solver(problem, x0, y0, data)
+        reasons.append(why)
+        tolerance = 1e-8 if _kind(y0) == jnp.float64 else 1e-4
+        method = Method(
+            300 if isinstance(solver, Newton) else 5000,
+            solver,
+            derivative=Implicit(1e-6 if tolerance < 1e-6 else 1e-3, min(size, 1000)),
+            start="warm",
+            follower_tolerance=tolerance,
+        )
+        survey = _survey(problem, solver, x0, y0, data) if size <= DENSE else None
+        if survey is not None and survey.several:
+            starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, STARTS, 1)
+            method = eqx.tree_at(lambda m: m.dynamics, method, SeveralStarts(solver, starts))
+            reasons.append(
+                f"The follower has several minima ({survey.distinct} distinct ends of {STARTS + 1} starts at one x): it is "
+                "solved from all these starts each time, and the lowest counts. Nothing proves that no lower one "
+                "exists: see bilax.certify and bilax.solve_global."
+            )
+        elif survey is not None:
+            reasons.append(f"{STARTS + 1} starts at {_PLACES} points x led to the same follower: one start is enough.")
+        else:
+            reasons.append("The follower is large: the minimum next to y0 is followed, others are not looked for.")
+        if not jax.tree.leaves(x0) or tangent(problem.x_set, x0, 1.0) is None:
+            reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")
+            return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))
+        lanes = LANES if size <= DENSE and optax.tree.size(x0) <= DENSE else 1
+        more = _spread(problem.x_set, x0, lanes - 1, 2) if lanes > 1 else None
+        reasons.append(
+            "The leader moves by L-BFGS with a line search on F at the solved follower"
+            + (f", from x0 and {lanes - 1} other starts." if lanes > 1 else ".")
+        )
+        plan = Chosen(tuple(reasons))
+        return SolvedFollower(method, more), plan
+
+    def review(
+        self, problem: Problem, algorithm: Any, solution: Any, data: tuple[Any, ...], plan: Chosen
+    ) -> tuple[Any, Chosen] | None:
+        """Looks for a lower follower where the run ended; if there is one, what to run in its place."""
+        if not isinstance(algorithm, SolvedFollower) or optax.tree.size(solution.y) > DENSE or solution.ended.failed:
+            return None
+        method, several = algorithm.method, isinstance(algorithm.method.dynamics, SeveralStarts)
+        solver: Any = method.dynamics.dynamics if several else method.dynamics  # pyright: ignore
+        x, y = (jax.tree.map(jnp.asarray, part) for part in (solution.x, solution.y))
+        y_set = problem.set_of_y(problem.view(x, *data))
+        # In the shapes of the survey, so that nothing is compiled anew.
+        starts = jax.tree.map(
+            lambda leaf: leaf.reshape(_PLACES, STARTS, *leaf.shape[1:]), _spread(y_set, y, _PLACES * STARTS, 5)
+        )
+        xs = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), x)
+        _, totals, _ = jax.device_get(_solve_from(problem, solver, xs, y, starts, data))
+        here = float(solution.lower)
+        totals = np.append(totals[np.isfinite(totals)], here)
+        spread, gap = float(np.ptp(totals)), here - float(np.min(totals))
+        if gap <= 1e-6 * spread + 1e-9 * abs(here):
+            return None
+        if several:
+            return algorithm, plan.and_then(
+                f"At the end a follower that is lower by {gap:.3g} was found, though {STARTS} starts had been tried: do not "
+                "trust this answer. Use bilax.solve_global."
+            )
+        dynamics = SeveralStarts(solver, _spread(y_set, y, STARTS, 1))
+        plan = plan.and_then(
+            f"At the end a follower that is lower by {gap:.3g} was found, so all was run again with {STARTS + 1} starts of the "
+            "follower, the lowest of which counts."
+        )
+        return eqx.tree_at(lambda a: a.method.dynamics, algorithm, dynamics), plan
+
+
+def auto() -> Auto:
+    """A method that chooses itself: `bilax.solve(problem, bilax.auto(), x0, y0)` needs no step length and no optimiser.
+
+    The follower is solved to a tolerance (Newton, L-BFGS, or accelerated proximal steps), from several starts where it has
+    several minima; the leader follows the implicit derivative by L-BFGS with a line search within its bounds, from several
+    starts where that costs little, and stops as converged where no step gains any more. Small problems are computed in
+    double precision, whatever the caller's. Where the data change from step to step, both move by first-order steps.
+    `print(solution.plan)` says what was chosen, and why.
+    """
+    return Auto()
+
+
+_PLACES = 3
+"""points x at which the follower is surveyed"""
+
+
+class _Survey(NamedTuple):
+    several: bool
+    distinct: int
+
+
+def _kind(tree: PyTree) -> Any:
+    return jnp.result_type(*jax.tree.leaves(tree))
+
+
+def _solver(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Dynamics, str]:
+    size = optax.tree.size(y0)
+    y_set = problem.set_of_y(problem.view(x0, *data))
+    if size <= DENSE:
+        return (
+            Newton(),
+            f"{size} follower variables: Newton's method with the whole Hessian, and its implicit derivative.",
+        )
+    if isinstance(y_set, Reals) or tangent(y_set, y0, 1.0) is not None:
+        return LBFGS(), f"{size} follower variables: L-BFGS, and an implicit derivative by conjugate gradients."
+    return (
+        Nesterov(None, "fista"),
+        f"{size} follower variables under {type(y_set).__name__}: accelerated proximal steps, and an implicit derivative.",
+    )
+
+
+def _for_samples(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Hypergradient, Chosen]:
+    follower = problem.follower(problem.view(x0, *data), data)
+    rate = 0.5 * float(cauchy_step(follower, y0))
+    method = Method(10, GradientDescent(rate), derivative=Implicit(None, 10), start="warm")
+    reasons = (
+        "The data change from step to step, so neither level can be solved: ten warm steps of the follower "
+        f"(α = {rate:.3g}, half the inverse curvature along the first slope), ten of conjugate gradients, and Adam "
+        "with rate 0.01 for the leader.",
+    )
+    return Hypergradient(method, optax.adam(0.01)), Chosen(reasons)
+
+
+def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
+    """Points over a bounded set, or around `point` at distances of its own size and more; along a leading axis."""
+    flat, unravel = ravel_pytree(point)
+    random = np.random.default_rng(seed)
+    lo, hi = (np.asarray(ravel_pytree(bound)[0], float) for bound in bounds(a_set, point))
+    bounded = np.isfinite(lo) & np.isfinite(hi)
+    scale = np.resize([0.3, 1.0, 3.0], count)[:, None] * np.maximum(1.0, np.abs(np.asarray(flat, float)))
+    around = np.asarray(flat, float) + scale * random.normal(size=(count, flat.size))
+    inside = np.where(bounded, lo, 0) + random.random((count, flat.size)) * np.where(bounded, hi - lo, 0)
+    rows = jnp.asarray(np.where(bounded, inside, around), flat.dtype)
+    return jax.vmap(lambda row: _inside(a_set, unravel(row)))(rows)
+
+
+def _inside(a_set: Any, point: PyTree) -> PyTree:
+    return a_set.project(point) if isinstance(a_set, Set) else point
+
+
+def _survey(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> _Survey:
+    """Whether starts spread over Y lead to different followers, at x0 and at points of X around it."""
+    more = _spread(problem.x_set, x0, _PLACES - 1, 3)
+    xs = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), x0, more)
+    starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, STARTS, 1)
+    same = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), starts)
+    ends, totals, unsolved = jax.device_get(_solve_from(problem, solver, xs, y0, same, data))
+    flat = np.concatenate([np.asarray(leaf).reshape(*totals.shape, -1) for leaf in jax.tree.leaves(ends)], axis=-1)
+    counts = [_distinct(*place) for place in zip(flat, totals, unsolved, strict=True)]
+    return _Survey(max(counts) > 1, max(counts))
+
+
+@quick_jit
+def _solve_from(problem: Problem, solver: Any, xs: PyTree, y0: PyTree, starts: PyTree, data: tuple[Any, ...]) -> Any:
+    """The follower's ends, values and `unsolved` from y0 and from starts, at each of several x."""
+
+    def solve(x, start):
+        follower = problem.follower(problem.view(x, *data), data)
+
+        def body(carry):
+            k, state = carry
+            return k + 1, solver.step(k, state, follower)
+
+        def unfinished(carry):
+            return (carry[0] < 60) & ~(solver.unsolved(carry[1]) <= 1e-6)
+
+        _, state = jax.lax.while_loop(unfinished, body, (jnp.asarray(0), solver.init(start)))
+        return state.y, follower.total(state.y), state.unsolved
+
+    def at_one_x(place):
+        x, starts = place
+        starts = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), y0, starts)
+        return jax.vmap(lambda start: solve(x, start))(starts)
+
+    return jax.lax.map(at_one_x, (xs, starts))
+
+
+def _distinct(ends: np.ndarray, totals: np.ndarray, unsolved: np.ndarray) -> int:
+    """How many different followers the starts that arrived led to; those of a flat valley, equally low, are one."""
+    good = np.isfinite(totals) & (unsolved <= 1e-6) & np.isfinite(ends).all(axis=1)
+    ends, totals = ends[good], totals[good]
+    if not len(ends):
+        return 1
+    size = np.abs(ends).max() + 1e-12
+    level = max(np.ptp(totals), np.abs(totals).max())
+    kept: list[int] = []
+    for i in np.argsort(totals):
+        near = [np.abs(ends[i] - ends[j]).max() <= 1e-3 * size for j in kept]
+        # The middle between two ends of a flat valley would be as low; two minima of equal value have a hill between.
+        if not any(near):
+            kept.append(int(i))
+    return len(kept) if np.ptp(totals[kept]) > 1e-6 * level or _hill(ends[kept]) else 1
+
+
+def _hill(ends: np.ndarray) -> bool:
+    """Whether equally low ends are few and far apart, not scattered along a valley."""
+    return 1 < len(ends) <= STARTS // 2

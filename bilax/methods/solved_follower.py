@@ -1,0 +1,205 @@
+"""Descent of Φ(x) = F(x, y(x)) with y(x) a solved follower: quasi-Newton steps with a line search, within bounds.
+
+One outer step is one evaluation of Φ and its derivative, so that the compiled program holds it once: the search along a
+line is in the carry.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from bilax.follower.lbfgs import Pairs, forget, quasi_newton, remember, spectral
+from bilax.gradient.method import Method
+from bilax.gradient.phi import approximate
+from bilax.methods.algorithm import Evaluation
+from bilax.problem.problem import Problem
+from bilax.problem.terms import tangent
+from bilax.problem.trees import choose
+
+MOST_TRIALS = 20
+"""lengths that are tried along one line"""
+HALVING = 40
+"""evaluations after which the better half of the starts goes on alone; the next half after twice as many"""
+
+
+class Found(NamedTuple):
+    """What is known at a point of the leader."""
+
+    x: PyTree
+    value: Array
+    slope: Array
+    """of Φ, as a flat vector"""
+    y: PyTree
+    lower: Array
+    residual: Array
+    steps: Array
+    solved: Array
+
+
+class Search(NamedTuple):
+    """One start of the leader: where it is, and the search along the line it is on."""
+
+    here: Found
+    best: Found
+    """the lowest on this line so far that descends enough"""
+    taken: Array
+    """how far away that is; 0 if there is none"""
+    direction: Array
+    length: Array
+    low: Array
+    high: Array
+    trials: Array
+    pairs: Pairs
+    alpha: Array
+    """the length of a gradient step"""
+    evaluations: Array
+    failures: Array
+    """lines in a row on which nothing descended"""
+    gained: Array
+    done: Array
+
+
+class SolvedFollower(eqx.Module):
+    """Made by `bilax.auto`. Each start of the leader goes its own way; the lowest is the run's point."""
+
+    method: Method
+    """how the follower is solved, and Φ differentiated"""
+    more_starts: PyTree
+    """leader starts beside x0, along a leading axis; None for no more"""
+    tolerance: float = 1e-4
+    """of the leader: √(what a step may gain / what has been gained)"""
+    memory: int = 40
+
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Search:
+        starts = jax.tree.map(lambda leaf: leaf[None], x0)
+        if self.more_starts is not None:
+            starts = jax.tree.map(lambda a, b: jnp.concatenate([a, b.astype(a.dtype)]), starts, self.more_starts)
+        return jax.lax.map(lambda x: self._begin(problem, x, y0, data), starts)
+
+    def step(self, problem: Problem, carry: Search, data: tuple[Any, ...], key: Array) -> tuple[Search, Evaluation]:
+        def lane(search):
+            return jax.lax.cond(search.done, lambda: search, lambda: self._advance(problem, search, data))
+
+        here = jax.tree.map(lambda leaf: leaf[self._best(carry)], carry.here)
+        found = Evaluation(here.y, here.value, here.lower, here.residual, grad_x=here.slope, solved=here.solved)
+        moved = _drop_the_worse(jax.lax.map(lane, carry))
+        return moved, found._replace(follower_steps=here.steps, converged=jnp.all(carry.done), info=here)
+
+    def point(self, carry: Search) -> tuple[PyTree, PyTree]:
+        here = jax.tree.map(lambda leaf: leaf[self._best(carry)], carry.here)
+        return here.x, here.y
+
+    def _best(self, carry: Search) -> Array:
+        return jnp.argmin(jnp.where(jnp.isfinite(carry.here.value), carry.here.value, jnp.inf))
+
+    def _evaluate(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Found:
+        phi = approximate(problem, self.method)
+        (value, info), slope = jax.value_and_grad(phi, has_aux=True)(x, y, *data)
+        flat = ravel_pytree(slope)[0]
+        # A slope that is not to be had is as bad as a value that is not.
+        value = jnp.where(jnp.all(jnp.isfinite(flat)), value, jnp.inf)
+        return Found(x, value, flat, info.y, info.lower, info.residual, info.steps, info.solved)
+
+    def _begin(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Search:
+        here = self._evaluate(problem, x, y, data)
+        flat, kind = ravel_pytree(x)[0], here.value.dtype
+        rows, zero = jnp.zeros((self.memory, flat.size), flat.dtype), jnp.zeros((), kind)
+        norm = jnp.linalg.norm(here.slope)
+        # The first step goes a tenth of the way from the origin, or a tenth of 1.
+        alpha = 0.1 * jnp.maximum(jnp.linalg.norm(flat), 1) / jnp.where(norm > 0, norm, 1)
+        pairs = Pairs(rows, rows, jnp.zeros(self.memory, flat.dtype))
+        count = jnp.zeros((), int)
+        search = Search(
+            here, here, zero, flat, zero, zero, zero, count, pairs, alpha, count, count, zero, ~jnp.isfinite(here.value)
+        )
+        return self._new_line(problem, search)
+
+    def _advance(self, problem: Problem, search: Search, data: tuple[Any, ...]) -> Search:
+        """Tries one length; then another on the same line, or a new line from the best."""
+        here, length = search.here, search.length
+        flat, unravel = ravel_pytree(here.x)
+        point = problem.x_set.project(unravel(flat + length * search.direction))
+        trial = self._evaluate(problem, point, here.y, data)
+        promise = search.direction @ here.slope
+        rounding = 4 * jnp.finfo(flat.dtype).eps * jnp.abs(here.value)
+        enough = jnp.isfinite(trial.value) & (trial.value <= here.value + 1e-4 * length * promise + rounding)
+        far = trial.slope @ search.direction >= 0.9 * promise
+        better = enough & ((search.taken == 0) | (trial.value <= search.best.value))
+        low, high = jnp.where(enough, length, search.low), jnp.where(enough, search.high, length)
+        search = search._replace(
+            best=choose(better, trial, search.best),
+            taken=jnp.where(better, length, search.taken),
+            low=low,
+            high=high,
+            length=jnp.where(jnp.isfinite(high), (low + high) / 2, 2 * low),
+            trials=search.trials + 1,
+            evaluations=search.evaluations + 1,
+        )
+        ends = (enough & far) | (search.trials >= MOST_TRIALS)
+        return choose(ends, self._new_line(problem, self._arrive(search)), search)
+
+    def _arrive(self, search: Search) -> Search:
+        """Moves to the best point of the line, and learns from the way there."""
+        moved = search.taken > 0
+        after = choose(moved, search.best, search.here)
+        step = ravel_pytree(after.x)[0] - ravel_pytree(search.here.x)[0]
+        change = after.slope - search.here.slope
+        return search._replace(
+            here=after,
+            pairs=choose(moved, remember(search.pairs, step, change), forget(search.pairs)),
+            alpha=jnp.where(moved, spectral(step, change, search.alpha), search.alpha / 16),
+            failures=jnp.where(moved, 0, search.failures + 1),
+            gained=search.gained + search.here.value - after.value,
+        )
+
+    def _new_line(self, problem: Problem, search: Search) -> Search:
+        """A quasi-Newton direction along the face that is active, and towards it; or the end."""
+        flat, unravel = ravel_pytree(search.here.x)
+        slope, alpha = search.here.slope, search.alpha
+        moved = unravel(flat - alpha * slope)
+        face = tangent(problem.x_set, moved, alpha)
+        assert face is not None, "auto asks for flat sets"
+
+        def free(v):
+            return ravel_pytree(face(unravel(v)))[0]
+
+        to_face = ravel_pytree(problem.x_set.project(moved))[0] - flat
+        along = free(quasi_newton(_within(search.pairs, free), -free(slope), alpha))
+        along = jnp.where(along @ slope < 0, along, -alpha * free(slope))
+        direction = along + to_face - free(to_face)
+        gain = -(direction @ slope) / 2
+        rounding = 4 * jnp.finfo(flat.dtype).eps * jnp.abs(search.here.value)
+        arrived = gain <= self.tolerance**2 * search.gained + rounding
+        zero = jnp.zeros_like(search.length)
+        return search._replace(
+            taken=zero,
+            direction=direction,
+            length=zero + 1,
+            low=zero,
+            high=zero + jnp.inf,
+            trials=jnp.zeros_like(search.trials),
+            done=search.done | arrived | (search.failures >= 3) | ~jnp.isfinite(gain),
+        )
+
+
+def _within(pairs: Pairs, free: Any) -> Pairs:
+    """What was learned, as far as it lies in the face; pairs without curvature there count nothing."""
+    steps, changes = jax.vmap(free)(pairs.steps), jax.vmap(free)(pairs.changes)
+    products = jnp.sum(steps * changes, axis=1)
+    sizes = jnp.linalg.norm(steps, axis=1) * jnp.linalg.norm(changes, axis=1)
+    good = (products > 1e-10 * sizes) & (pairs.weights > 0)
+    return Pairs(steps, changes, jnp.where(good, 1 / jnp.where(good, products, 1), 0))
+
+
+def _drop_the_worse(carry: Search) -> Search:
+    """Successive halving: of many starts the better half goes on, again and again, until one is left."""
+    rank = jnp.argsort(jnp.argsort(jnp.where(jnp.isfinite(carry.here.value), carry.here.value, jnp.inf)))
+    most = jnp.max(carry.evaluations)
+    kept = carry.done.size
+    for halvings in range(1, carry.done.size.bit_length()):
+        kept = jnp.where(most >= HALVING * 2 ** (halvings - 1), max(carry.done.size >> halvings, 1), kept)
+    return carry._replace(done=carry.done | (rank >= kept))
