@@ -121,8 +121,9 @@ def sensors() -> Sensors:
 
 
 class Market(NamedTuple):
-    """Monthly returns of eight assets in per cent: their covariance so far, and the returns of the next four years."""
+    """Monthly returns of eight assets in per cent: mean and covariance so far, and the next four years."""
 
+    mean: Float[np.ndarray, " 8"]
     covariance: Float[np.ndarray, "8 8"]
     later: Float[np.ndarray, "48 8"]
 
@@ -133,7 +134,7 @@ def market() -> Market:
     rng = np.random.default_rng(4)
     loading, own, mean = rng.uniform(0.5, 1.5, 8), rng.uniform(1, 4, 8), rng.uniform(0.2, 1.5, 8)
     months = mean + 3 * rng.normal(size=(108, 1)) * loading + own * rng.normal(size=(108, 8))
-    return Market(np.cov(months[:60].T), months[60:])
+    return Market(months[:60].mean(0), np.cov(months[:60].T), months[60:])
 
 
 class Stiff(NamedTuple):
@@ -151,4 +152,6 @@ def stiff() -> Stiff:
     rng = np.random.default_rng(5)
     left, right = np.linalg.qr(rng.normal(size=(40, 20)))[0], np.linalg.qr(rng.normal(size=(20, 20)))[0]
     A = left * np.logspace(0, -3, 20) @ right
-    return Stiff(A, A @ rng.normal(size=(20, 5)) + 1e-3 * rng.normal(size=(40, 5)), left[:, 0], rng.normal(size=20))
+    B, c = A @ rng.normal(size=(20, 5)) + 1e-3 * rng.normal(size=(40, 5)), left[:, 0]
+    wanted = np.linalg.lstsq(A, B @ rng.normal(size=5) + c)[0]
+    return Stiff(A, B, c, wanted + 0.1 * rng.normal(size=20))

@@ -3,6 +3,7 @@
 Each judge has both objectives, written a second time, and the follower's exact answer to any x.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ class Judge(NamedTuple):
     """of the leader's variables in the order of `ravel`; numbers hold for all"""
     within: Range | None = None
     """where to look for the best x, if `bounds` are too wide for that"""
+    slope: Callable[[Any], Any] | None = None
+    """the gradient of `value`, for a search with many variables"""
 
     def value(self, x: Any) -> float:
         """F once the follower has answered."""
@@ -75,26 +78,46 @@ def _with_ones(inputs: np.ndarray) -> np.ndarray:
     return np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
 
 
-def _fit_logistic(inputs: np.ndarray, signs: np.ndarray, weights: np.ndarray, penalty: np.ndarray) -> np.ndarray:
-    """Coefficients v that minimise Σ weights · log_loss + Σ penalty · v²."""
+class Logistic(NamedTuple):
+    """Σ weights · log_loss + Σ penalty · v² as a function of the coefficients v."""
 
-    def terms(v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    inputs: Float[np.ndarray, "n d"]
+    signs: Float[np.ndarray, " n"]
+    weights: Float[np.ndarray, " n"]
+    penalty: Float[np.ndarray, " d"]
+
+    def terms(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Value, gradient and Hessian."""
+        inputs, signs, weights, penalty = self
         margin = signs * (inputs @ v)
         p = special.expit(-margin)
         value = weights @ log_loss(margin) + penalty @ v**2
         gradient = -inputs.T @ (weights * signs * p) + 2 * penalty * v
         return value, gradient, (inputs.T * (weights * p * (1 - p))) @ inputs + 2 * np.diag(penalty)
 
-    # Columns on one scale, so that the system is well solved whatever units the features have.
-    scale = np.sqrt((inputs**2).mean(0))
-    inputs, penalty = inputs / scale, penalty / scale**2
-    return minimise(terms, np.zeros(inputs.shape[1])) / scale
+    def fit(self) -> Float[np.ndarray, " d"]:
+        """The minimiser; columns are brought to one scale, whatever units the features have."""
+        scale = np.sqrt((self.inputs**2).mean(0))
+        scaled = self._replace(inputs=self.inputs / scale, penalty=self.penalty / scale**2)
+        return minimise(scaled.terms, np.zeros(len(scale))) / scale
+
+    def sensitivity(self, v: np.ndarray, held_out: "Logistic") -> Float[np.ndarray, " d"]:
+        """H⁻¹ ∂F/∂v, where F is the loss of `held_out`."""
+        return np.linalg.solve(self.terms(v)[2], held_out.terms(v)[1])
+
+
+def _mean_loss(inputs: np.ndarray, signs: np.ndarray) -> Logistic:
+    return Logistic(_with_ones(inputs), signs, np.full(len(signs), 1 / len(signs)), np.zeros(inputs.shape[1] + 1))
 
 
 def _logistic(split: data.Split, bounds: Range) -> Judge:
     """A log-penalty for each feature; the intercept has none."""
     train, target, held_out, held_out_target = split
-    n = len(target)
+    training, validation = _mean_loss(train, target), _mean_loss(held_out, held_out_target)
+
+    def fitted(x):
+        penalised = training._replace(penalty=np.append(np.exp(x), 0.0))
+        return penalised, penalised.fit()
 
     def upper(x, y):
         return log_loss(held_out_target * (held_out @ y["w"] + y["b"])).mean()
@@ -103,10 +126,14 @@ def _logistic(split: data.Split, bounds: Range) -> Judge:
         return log_loss(target * (train @ y["w"] + y["b"])).mean() + np.exp(x) @ y["w"] ** 2
 
     def refit(x):
-        v = _fit_logistic(_with_ones(train), target, np.full(n, 1 / n), np.append(np.exp(x), 0.0))
+        v = fitted(x)[1]
         return {"w": v[:-1], "b": v[-1]}
 
-    return Judge(upper, lower, refit, bounds)
+    def slope(x):
+        penalised, v = fitted(x)
+        return -2 * np.exp(x) * (v * penalised.sensitivity(v, validation))[:-1]
+
+    return Judge(upper, lower, refit, bounds, slope=slope)
 
 
 def penalties() -> Judge:
@@ -204,7 +231,7 @@ def duopoly() -> Judge:
 
 def portfolio() -> Judge:
     """An investor's mean-variance portfolio for given views, judged by later returns."""
-    covariance, later = data.market()
+    _, covariance, later = data.market()
     n = len(covariance)
     held = (np.arange(1, 2**n)[:, None] >> np.arange(n)) % 2 == 1
 
@@ -220,7 +247,7 @@ def portfolio() -> Judge:
         system[:, :n, :n] = np.where(held[:, :, None], np.exp(x["log_aversion"]) * covariance, np.eye(n))
         system[:, :n, n] = system[:, n, :n] = held
         right = np.concatenate([np.where(held, x["views"], 0.0), np.ones((len(held), 1))], axis=1)
-        answers = np.linalg.solve(system, right[..., None])[:, :n, 0]
+        answers = np.where(held, np.linalg.solve(system, right[..., None])[:, :n, 0], 0.0)
         feasible = answers[(answers >= 0).all(1)]
         return feasible[np.argmin([lower(x, y) for y in feasible])]
 
@@ -251,12 +278,24 @@ def kernel_ridge() -> Judge:
 def example_weights() -> Judge:
     """Sigmoid weights of 120 training examples of a logistic regression, a quarter of them wrong."""
     train, target, held_out, held_out_target = data.wrong_labels()
-    train, held_out, n = _with_ones(train), _with_ones(held_out), len(target)
+    validation, n = _mean_loss(held_out, held_out_target), len(target)
+    training = _mean_loss(train, target)._replace(penalty=np.full(train.shape[1] + 1, 1e-3))
+
+    def weighted(x):
+        return training._replace(weights=special.expit(x) / n)
+
+    def slope(x):
+        v = weighted(x).fit()
+        pull = training.inputs @ weighted(x).sensitivity(v, validation)
+        margin = target * (training.inputs @ v)
+        return special.expit(x) * special.expit(-x) / n * target * special.expit(-margin) * pull
+
     return Judge(
-        upper=lambda x, y: log_loss(held_out_target * (held_out @ y)).mean(),
-        lower=lambda x, y: (special.expit(x) * log_loss(target * (train @ y))).mean() + 1e-3 * y @ y,
-        refit=lambda x: _fit_logistic(train, target, special.expit(x) / n, np.full(train.shape[1], 1e-3)),
+        upper=lambda x, y: log_loss(held_out_target * (validation.inputs @ y)).mean(),
+        lower=lambda x, y: (special.expit(x) * log_loss(target * (training.inputs @ y))).mean() + 1e-3 * y @ y,
+        refit=lambda x: weighted(x).fit(),
         within=(-8.0, 8.0),
+        slope=slope,
     )
 
 
@@ -291,8 +330,9 @@ def softmax() -> Judge:
             value = cross_entropy(scores, label) + (penalty * v**2).sum() + v[-1].sum() ** 2
             gradient = ones.T @ (p - answers) / n + 2 * penalty * v
             gradient[-1] += 2 * v[-1].sum()
-            among = p[:, :, None] * np.eye(classes) - p[:, :, None] * p[:, None, :]
-            hessian = np.einsum("ni,nj,ncd->icjd", ones, ones, among / n, optimize=True)
+            hessian = np.empty((ones.shape[1], classes, ones.shape[1], classes))
+            for c, d in itertools.product(range(classes), repeat=2):
+                hessian[:, c, :, d] = (ones.T * (p[:, c] * ((c == d) - p[:, d]) / n)) @ ones
             hessian[-1, :, -1, :] += 2
             return value, gradient.ravel(), hessian.reshape(flat.size, -1) + 2 * np.diag(penalty.ravel())
 

@@ -120,8 +120,8 @@ def duopoly() -> Everyday:
 
 
 def portfolio() -> Everyday:
-    """Views on returns and an aversion to risk, such that the portfolio that follows does well later."""
-    covariance, later = data.market()
+    """Views on returns, from past means on, and an aversion to risk, such that the portfolio that follows does well later."""
+    mean, covariance, later = data.market()
 
     def upper(x, y):
         earned = later @ y
@@ -134,7 +134,7 @@ def portfolio() -> Everyday:
         {"views": np.full(8, -5.0), "log_aversion": -3.0},
         {"views": np.full(8, 5.0), "log_aversion": 3.0},
     )
-    x0 = {"views": np.zeros(8), "log_aversion": 0.0}
+    x0 = {"views": mean, "log_aversion": 0.0}
     return Everyday(bilax.Problem(upper, lower, box, bilax.Simplex()), x0, np.full(8, 1 / 8), judges.portfolio())
 
 
@@ -232,7 +232,7 @@ def svm_dual() -> Everyday:
         return 0.5 * signed @ kernel(train, train, x) @ signed + 5e-4 * jnp.sum(y**2) - jnp.sum(y)
 
     problem = bilax.Problem(upper, lower, bilax.Box(-6.0, 6.0), bilax.Box(0.0, 1.0))
-    return Everyday(problem, np.full(2, -3.0), np.full(60, 0.5), judges.svm_dual())
+    return Everyday(problem, np.zeros(2), np.full(60, 0.5), judges.svm_dual())
 
 
 def elastic_net() -> Everyday:
