@@ -88,13 +88,12 @@ class EverydayBench(Target):
         return stored
 
     def show(self, results: dict[str, Any]) -> list[Path]:
-        columns = ["problem", "F at x0", "best", "F", "claimed", "progress, %", "SciPy's", "seconds", "status", "plan"]
+        columns = ["problem", "F at x0", "best", "F", "claimed", "progress, %", "SciPy, %", "seconds", "status", "plan"]
         for call in CALLS:
             rows = [[name, r["start"], r["best"], *_row(r, r[call])] for name, r in results.items() if call in r]
             if rows:
-                show_table(
-                    f"{call}: F with the follower solved and as claimed; SciPy's: L-BFGS-B from x0", columns, rows
-                )
+                title = f"{call}: F with the follower solved, F as claimed; beside it L-BFGS-B of SciPy from x0"
+                show_table(title, columns, rows)
         return []
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:

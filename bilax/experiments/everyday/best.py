@@ -59,14 +59,14 @@ def search(judge: Judge, x0: Any) -> Best:
 def _descend(task: _Search, start: Float[np.ndarray, " n"]) -> Any:
     """L-BFGS-B, begun anew where it stops as long as that helps, for value(x) may have kinks."""
     options = {"maxiter": 300, "maxfun": 10**6, "ftol": 1e-13, "gtol": 1e-9}
-    end = last = None
-    while last is None or end.fun < last.fun - 1e-6 * abs(last.fun):
-        last = end
+    last = np.inf
+    while True:
         end = optimize.minimize(
             task.value, start, jac=task.slope, method="L-BFGS-B", bounds=task.limits, options=options
         )
-        start = end.x
-    return end
+        if not end.fun < last - 1e-6 * abs(end.fun):
+            return end
+        start, last = end.x, end.fun
 
 
 def _grid(task: _Search, x: Float[np.ndarray, " 1"]) -> tuple[Any, str]:

@@ -48,7 +48,8 @@ def wrong_labels() -> Split:
 @functools.cache
 def diabetes() -> Split:
     """Ten features, each scaled to norm 1 over all patients, and how far the illness went, from 25 to 346."""
-    return _split(*datasets.load_diabetes(return_X_y=True), 221)
+    inputs, progression = map(np.asarray, datasets.load_diabetes(return_X_y=True))
+    return _split(inputs, progression, 221)
 
 
 @functools.cache
@@ -88,7 +89,7 @@ def waves() -> Split:
 @functools.cache
 def moons() -> Split:
     """Two crescents in the plane; the answer is −1 or 1."""
-    inputs, label = datasets.make_moons(160, noise=0.3, random_state=0)
+    inputs, label = map(np.asarray, datasets.make_moons(160, noise=0.3, random_state=0))
     return Split(inputs[:60], 2.0 * label[:60] - 1, inputs[60:], 2.0 * label[60:] - 1)
 
 

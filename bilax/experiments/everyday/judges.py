@@ -53,20 +53,19 @@ def unravel(vector: Float[np.ndarray, " n"], like: Any) -> Any:
 
 
 def minimise(
-    terms: Callable[[np.ndarray], tuple[float, np.ndarray, np.ndarray]], y: Float[np.ndarray, " n"]
+    terms: Callable[[np.ndarray], tuple[Any, np.ndarray, np.ndarray]], y: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
     """Newton's method with backtracking on a convex function; `terms` are its value, gradient and Hessian."""
-    for _ in range(200):
+    while True:
         value, gradient, hessian = terms(y)
         step = np.linalg.solve(hessian, gradient)
         decrease = gradient @ step
         if decrease <= 1e-12 * abs(value):
-            break
+            # From here values no longer tell points apart, and whole steps gain the last digits.
+            return y - step - np.linalg.solve(hessian, terms(y - step)[1])
         while not terms(y - step)[0] <= value - 1e-4 * decrease:
             step, decrease = step / 2, decrease / 2
         y = y - step
-    # From here values no longer tell points apart, and whole steps gain the last digits.
-    return y - step - np.linalg.solve(hessian, terms(y - step)[1])
 
 
 def log_loss(margin: np.ndarray) -> np.ndarray:
@@ -86,7 +85,7 @@ class Logistic(NamedTuple):
     weights: Float[np.ndarray, " n"]
     penalty: Float[np.ndarray, " d"]
 
-    def terms(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    def terms(self, v: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
         """Value, gradient and Hessian."""
         inputs, signs, weights, penalty = self
         margin = signs * (inputs @ v)
@@ -150,7 +149,7 @@ def unscaled() -> Judge:
 COSTS = np.array([1.0, 1.5, 2.0, 4.0])
 
 
-def _tolls(charge: Callable[[np.ndarray], float], refit: Callable[[np.ndarray], np.ndarray]) -> Judge:
+def _tolls(charge: Callable[[np.ndarray], Any], refit: Callable[[np.ndarray], np.ndarray]) -> Judge:
     def cost(x):
         return COSTS + np.append(x, 0.0)
 

@@ -120,7 +120,7 @@ def duopoly() -> Everyday:
 
 
 def portfolio() -> Everyday:
-    """Views on returns, from past means on, and an aversion to risk, such that the portfolio that follows does well later."""
+    """Views on returns, at first the past means, and an aversion to risk, for a portfolio that does well later."""
     mean, covariance, later = data.market()
 
     def upper(x, y):
