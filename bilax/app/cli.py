@@ -52,6 +52,10 @@ COMMANDS = {
             "bilax.experiments.suite.bench:Suite",
             "twelve problems with known answers, every method and solve_global",
         ),
+        "everyday": (
+            "bilax.experiments.everyday.bench:EverydayBench",
+            "ordinary problems by the default call, judged by SciPy",
+        ),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
         "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),

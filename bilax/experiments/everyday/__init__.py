@@ -1,0 +1,1 @@
+"""Ordinary bilevel problems, as users bring them, and how far the default call gets on each."""
