@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.special
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
@@ -28,8 +29,10 @@ SMALL = 50_000
 """variables up to which `auto` computes in double precision on the CPU"""
 STARTS = 12
 """follower starts of a survey, and of a run whose follower has several minima"""
-LANES = 6
+LANES = 24
 """leader starts where one costs little"""
+ROUNDS = 2
+"""how often, there, some coordinates of the best are drawn anew"""
 
 
 class Chosen(NamedTuple):
@@ -86,12 +89,14 @@ class Auto(eqx.Module):
             return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))
         lanes = LANES if size <= DENSE and optax.tree.size(x0) <= DENSE else 1
         more = _spread(problem.x_set, x0, lanes - 1, 2) if lanes > 1 else None
+        rounds = ROUNDS if lanes > 1 and optax.tree.size(x0) > 1 else 0
         reasons.append(
             "The leader moves by L-BFGS with a line search on F at the solved follower"
-            + (f", from x0 and {lanes - 1} other starts." if lanes > 1 else ".")
+            + (f", from x0 and {lanes - 1} other starts, of which the better go on" if lanes > 1 else "")
+            + (f", and {rounds} times from around the best." if rounds else ".")
         )
         plan = Chosen(tuple(reasons))
-        return SolvedFollower(method, more), plan
+        return SolvedFollower(method, more, rounds), plan
 
     def review(
         self, problem: Problem, algorithm: Any, solution: Any, data: tuple[Any, ...], plan: Chosen
@@ -181,20 +186,27 @@ def _for_samples(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]
 
 
 def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
-    """Points over a bounded set, or around `point` at distances of its own size and more; along a leading axis."""
+    """Points over a bounded set, or around `point` at distances of its own size and more; along a leading axis.
+
+    Every third one moves all coordinates alike, which is what penalties and prices want.
+    """
     flat, unravel = ravel_pytree(point)
-    random = np.random.default_rng(seed)
+    here, random = np.asarray(flat, float), np.random.default_rng(seed)
     lo, hi = (np.asarray(ravel_pytree(bound)[0], float) for bound in bounds(a_set, point))
     bounded = np.isfinite(lo) & np.isfinite(hi)
-    scale = np.resize([0.3, 1.0, 3.0], count)[:, None] * np.maximum(1.0, np.abs(np.asarray(flat, float)))
-    around = np.asarray(flat, float) + scale * random.normal(size=(count, flat.size))
-    inside = np.where(bounded, lo, 0) + random.random((count, flat.size)) * np.where(bounded, hi - lo, 0)
+    unit = random.random((count, here.size))
+    unit[::3] = (np.arange(len(unit[::3])) + 0.5)[:, None] / len(unit[::3])
+    normal = scipy.special.ndtri(np.clip(unit, 1e-3, 1 - 1e-3))
+    around = here + np.resize([0.3, 1.0, 3.0], count)[:, None] * np.maximum(1.0, np.abs(here)) * normal
+    inside = np.where(bounded, lo, 0) + unit * np.where(bounded, hi - lo, 0)
     rows = jnp.asarray(np.where(bounded, inside, around), flat.dtype)
-    return jax.vmap(lambda row: _inside(a_set, unravel(row)))(rows)
 
+    def into(row):
+        # A little towards the given point: on the boundary of a set an objective may be infinite (y log y).
+        nearest = a_set.project(unravel(row)) if isinstance(a_set, Set) else unravel(row)
+        return jax.tree.map(lambda a, b: 0.95 * a + 0.05 * b, nearest, point)
 
-def _inside(a_set: Any, point: PyTree) -> PyTree:
-    return a_set.project(point) if isinstance(a_set, Set) else point
+    return jax.vmap(into)(rows)
 
 
 def _survey(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> _Survey:

@@ -22,7 +22,7 @@ from bilax.problem.trees import choose
 
 MOST_TRIALS = 20
 """lengths that are tried along one line"""
-HALVING = 40
+HALVING = 20
 """evaluations after which the better half of the starts goes on alone; the next half after twice as many"""
 
 
@@ -38,6 +38,14 @@ class Found(NamedTuple):
     residual: Array
     steps: Array
     solved: Array
+
+
+class Carry(NamedTuple):
+    """All starts, along a leading axis, and how many rounds are left."""
+
+    searches: "Search"
+    starts: PyTree
+    rounds: Array
 
 
 class Search(NamedTuple):
@@ -60,6 +68,8 @@ class Search(NamedTuple):
     failures: Array
     """lines in a row on which nothing descended"""
     gained: Array
+    fresh: Array
+    """whether `here` is a point that has not been evaluated yet"""
     done: Array
 
 
@@ -70,31 +80,62 @@ class SolvedFollower(eqx.Module):
     """how the follower is solved, and Φ differentiated"""
     more_starts: PyTree
     """leader starts beside x0, along a leading axis; None for no more"""
+    rounds: int = 0
+    """how often, when all have ended, each start takes the best point with some coordinates of its own start"""
     tolerance: float = 1e-4
     """of the leader: √(what a step may gain / what has been gained)"""
     memory: int = 40
 
-    def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Search:
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Carry:
         starts = jax.tree.map(lambda leaf: leaf[None], x0)
         if self.more_starts is not None:
             starts = jax.tree.map(lambda a, b: jnp.concatenate([a, b.astype(a.dtype)]), starts, self.more_starts)
-        return jax.lax.map(lambda x: self._begin(problem, x, y0, data), starts)
+        searches = jax.lax.map(lambda x: self._begin(problem, x, y0, data), starts)
+        return Carry(searches, starts, jnp.asarray(self.rounds))
 
-    def step(self, problem: Problem, carry: Search, data: tuple[Any, ...], key: Array) -> tuple[Search, Evaluation]:
+    def step(self, problem: Problem, carry: Carry, data: tuple[Any, ...], key: Array) -> tuple[Carry, Evaluation]:
         def lane(search):
             return jax.lax.cond(search.done, lambda: search, lambda: self._advance(problem, search, data))
 
-        here = jax.tree.map(lambda leaf: leaf[self._best(carry)], carry.here)
+        here = jax.tree.map(lambda leaf: leaf[_best(carry)], carry.searches.here)
         found = Evaluation(here.y, here.value, here.lower, here.residual, grad_x=here.slope, solved=here.solved)
-        moved = _drop_the_worse(jax.lax.map(lane, carry))
-        return moved, found._replace(follower_steps=here.steps, converged=jnp.all(carry.done), info=here)
+        ended = jnp.all(carry.searches.done)
+        found = found._replace(follower_steps=here.steps, converged=ended & (carry.rounds == 0), info=here)
+        searches = choose(ended & (carry.rounds > 0), self._around_the_best(carry, key), carry.searches)
+        searches = _drop_the_worse(jax.lax.map(lane, searches))
+        return carry._replace(searches=searches, rounds=jnp.where(ended, carry.rounds - 1, carry.rounds)), found
 
-    def point(self, carry: Search) -> tuple[PyTree, PyTree]:
-        here = jax.tree.map(lambda leaf: leaf[self._best(carry)], carry.here)
+    def point(self, carry: Carry) -> tuple[PyTree, PyTree]:
+        here = jax.tree.map(lambda leaf: leaf[_best(carry)], carry.searches.here)
         return here.x, here.y
 
-    def _best(self, carry: Search) -> Array:
-        return jnp.argmin(jnp.where(jnp.isfinite(carry.here.value), carry.here.value, jnp.inf))
+    def _around_the_best(self, carry: Carry, key: Array) -> Search:
+        """Each search anew, from the best point with a fifth of its coordinates as they were at the search's start.
+
+        The best itself stays as it is, and ended.
+        """
+        best = _best(carry)
+        winner = jax.tree.map(lambda leaf: leaf[best], carry.searches)
+
+        def one(i, start, search):
+            flat, unravel = ravel_pytree(winner.here.x)
+            drawn = jax.random.bernoulli(jax.random.fold_in(key, i), 0.2, flat.shape)
+            x = unravel(jnp.where(drawn, ravel_pytree(start)[0], flat))
+            here = winner.here._replace(x=x, value=jnp.full_like(winner.here.value, jnp.inf))
+            fresh = search._replace(
+                here=here,
+                length=jnp.zeros_like(search.length),
+                direction=jnp.zeros_like(search.direction),
+                pairs=forget(search.pairs),
+                gained=winner.gained,
+                evaluations=jnp.zeros_like(search.evaluations),
+                failures=jnp.zeros_like(search.failures),
+                fresh=jnp.asarray(True),
+                done=jnp.asarray(False),
+            )
+            return choose(i == best, search._replace(evaluations=fresh.evaluations), fresh)
+
+        return jax.vmap(one)(jnp.arange(carry.searches.done.size), carry.starts, carry.searches)
 
     def _evaluate(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Found:
         phi = approximate(problem, self.method)
@@ -108,14 +149,11 @@ class SolvedFollower(eqx.Module):
         here = self._evaluate(problem, x, y, data)
         flat, kind = ravel_pytree(x)[0], here.value.dtype
         rows, zero = jnp.zeros((self.memory, flat.size), flat.dtype), jnp.zeros((), kind)
-        norm = jnp.linalg.norm(here.slope)
-        # The first step goes a tenth of the way from the origin, or a tenth of 1.
-        alpha = 0.1 * jnp.maximum(jnp.linalg.norm(flat), 1) / jnp.where(norm > 0, norm, 1)
+        alpha = _first_length(here)
         pairs = Pairs(rows, rows, jnp.zeros(self.memory, flat.dtype))
         count = jnp.zeros((), int)
-        search = Search(
-            here, here, zero, flat, zero, zero, zero, count, pairs, alpha, count, count, zero, ~jnp.isfinite(here.value)
-        )
+        numbers = zero, flat, zero, zero, zero, count, pairs, alpha, count, count, zero
+        search = Search(here, here, *numbers, jnp.asarray(False), ~jnp.isfinite(here.value))
         return self._new_line(problem, search)
 
     def _advance(self, problem: Problem, search: Search, data: tuple[Any, ...]) -> Search:
@@ -140,7 +178,9 @@ class SolvedFollower(eqx.Module):
             evaluations=search.evaluations + 1,
         )
         ends = (enough & far) | (search.trials >= MOST_TRIALS)
-        return choose(ends, self._new_line(problem, self._arrive(search)), search)
+        # What began with an unknown point only learns what is there.
+        arrived = choose(search.fresh, search._replace(here=trial, alpha=_first_length(trial)), self._arrive(search))
+        return choose(ends | search.fresh, self._new_line(problem, arrived), search)
 
     def _arrive(self, search: Search) -> Search:
         """Moves to the best point of the line, and learns from the way there."""
@@ -182,8 +222,20 @@ class SolvedFollower(eqx.Module):
             low=zero,
             high=zero + jnp.inf,
             trials=jnp.zeros_like(search.trials),
-            done=search.done | arrived | (search.failures >= 3) | ~jnp.isfinite(gain),
+            fresh=jnp.asarray(False),
+            done=search.done | arrived | (search.failures >= 3) | ~jnp.isfinite(gain + search.here.value),
         )
+
+
+def _best(carry: Carry) -> Array:
+    value = carry.searches.here.value
+    return jnp.argmin(jnp.where(jnp.isfinite(value), value, jnp.inf))
+
+
+def _first_length(here: Found) -> Array:
+    """The first step goes a tenth of the way from the origin, or a tenth of 1."""
+    norm = jnp.linalg.norm(here.slope)
+    return 0.1 * jnp.maximum(jnp.linalg.norm(ravel_pytree(here.x)[0]), 1) / jnp.where(norm > 0, norm, 1)
 
 
 def _within(pairs: Pairs, free: Any) -> Pairs:

@@ -76,6 +76,8 @@ def solve(
     Of modules such as `eqx.nn.MLP` in x0 or y0 the floating arrays are varied, the rest stays as it is. Ctrl-C raises
     KeyboardInterrupt; a run that is being saved is saved first (`bilax.Interrupted`).
     """
+    if steps is None:
+        steps = 5000 if isinstance(method, Auto) else 500
     options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance)
     given, x0, y0, fixed = take_variables(problem, x0, y0)
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
@@ -156,7 +158,7 @@ def multistart(
     x0s: PyTree,
     y0s: PyTree,
     *,
-    steps: int | None = None,
+    steps: int = 500,
     optimizer: optax.GradientTransformation | None = None,
     z_optimizer: optax.GradientTransformation | None = None,
     data: Data = (),
@@ -216,8 +218,6 @@ _run_once = quick_jit(_whole_run)
 def _check_settings(problem: Any, steps: Any, tolerance: Any) -> int:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
-    if steps is None:
-        return 500
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}.")
     if tolerance is not None and not tolerance > 0:
