@@ -1,4 +1,4 @@
-"""L-BFGS for followers of any size; bounds, the simplex and terms such as `L1` by working on the face that is active."""
+"""L-BFGS for followers of any size; bounds, the simplex and terms such as `L1` by working on the active face."""
 
 from typing import Any, NamedTuple
 
@@ -44,9 +44,9 @@ class LBFGSState(NamedTuple):
 class LBFGS(eqx.Module):
     """Limited-memory BFGS (Nocedal 1980) with a line search that looks at slopes; one evaluation a step, mostly.
 
-    Under constraints and terms one proximal gradient step tells which face is active; the quasi-Newton step is taken along
-    that face, from the proximal point where the face has changed, and what was remembered of another face is dropped.
-    For sets with curved boundaries use `Newton`, or `Nesterov(sequence="fista")`.
+    Under constraints and terms one proximal gradient step tells which face is active; the quasi-Newton step is taken
+    along that face, from the proximal point where the face has changed, and what was remembered of another face is
+    dropped. For sets with curved boundaries use `Newton`, or `Nesterov(sequence="fista")`.
 
     `unsolved` is √(gain still to be had / gain so far), as for `Newton`, by the quasi-Newton model.
     """
@@ -181,7 +181,7 @@ def _to_face(follower: Follower, unravel: Any, value_and_slope: Any, y, value, s
 
 
 def quasi_newton(pairs: Pairs, slope: Array, alpha: Array) -> Array:
-    """The two-loop recursion: the inverse Hessian's model times a vector; `alpha` stands for it where nothing is known."""
+    """The two-loop recursion: the inverse Hessian's model times a vector; `alpha` where nothing is known."""
 
     def back(i, carry):
         vector, factors = carry

@@ -1,7 +1,7 @@
 """A search along a line for a step that descends enough and far enough (weak Wolfe conditions, by bisection).
 
-Lewis and Overton (2013): it needs no smoothness beyond a slope at almost every point, so that quasi-Newton methods with it
-also get through kinks.
+Lewis and Overton (2013): it needs no smoothness beyond a slope at almost every point, so that quasi-Newton methods with
+it also get through kinks.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def wolfe_search(
 ) -> tuple[Array, Trial, Array]:
     """The length of a step (0 if none descends), what was found there, and how many were tried.
 
-    `start` is what is known at length 0. A step is accepted where value ≤ value₀ + 10⁻⁴ · length · slope₀ (+ `slack`, for
-    rounding) and slope ≥ 0.9 slope₀; where only the first can be had in `most` trials, the longest such is taken.
+    `start` is what is known at length 0. A step is accepted where value ≤ value₀ + 10⁻⁴ · length · slope₀ (+ `slack`,
+    for rounding) and slope ≥ 0.9 slope₀; where only the first can be had in `most` trials, the longest such is taken.
     """
     kind = start.value.dtype
 

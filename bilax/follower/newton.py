@@ -1,4 +1,4 @@
-"""Newton's method for followers of up to some hundred variables, on any set and with any term that has a proximal map."""
+"""Newton's method for followers of up to some hundred variables, on any set and with any proximal term."""
 
 from typing import Any, NamedTuple
 
@@ -28,12 +28,12 @@ class NewtonState(NamedTuple):
 class Newton(eqx.Module):
     """Damped semismooth Newton steps on y = prox(y − α ∇f(y)), with the whole Hessian: quadratic at the end.
 
-    On the whole space these are Newton's own steps; at active constraints and for terms such as `L1` they move to the face
-    that one proximal step finds and along it. A step must descend, else it is halved, and in the end a proximal
+    On the whole space these are Newton's own steps; at active constraints and for terms such as `L1` they move to the
+    face that one proximal step finds and along it. A step must descend, else it is halved, and in the end a proximal
     gradient step is taken; the damping grows where the model was wrong (negative curvature) and shrinks where not.
 
-    `unsolved` is √(gain still to be had / gain so far), both in f, which has no scale: y may be stretched, f multiplied.
-    What a step could gain below f's rounding counts as nothing.
+    `unsolved` is √(gain still to be had / gain so far), both in f, which has no scale: y may be stretched, f
+    multiplied. What a step could gain below f's rounding counts as nothing.
     """
 
     def init(self, y: PyTree) -> NewtonState:

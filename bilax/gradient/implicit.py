@@ -1,8 +1,9 @@
 """Derivatives of the follower's optimality conditions at the point that was reached, whatever way led there.
 
-At a solution y = T(y) with T(y) = prox_α(y − α ∇f(y)) for every α > 0, constraints and terms included. So the response to
-the leader is dy = (I − ∂_y T)⁻¹ ∂_x T, which does not depend on α; T's own derivative in x has that of sets and weights that
-depend on x. With D the derivative of the proximal map and H the Hessian, ∂_y T = D (I − αH), and a cotangent v of y becomes
+At a solution y = T(y) with T(y) = prox_α(y − α ∇f(y)) for every α > 0, constraints and terms included. So the response
+to the leader is dy = (I − ∂_y T)⁻¹ ∂_x T, which does not depend on α; T's own derivative in x has that of sets and
+weights that depend on x. With D the derivative of the proximal map and H the Hessian, ∂_y T = D (I − αH), and a
+cotangent v of y becomes
 
     u = (I − (I − αH) D)⁻¹ v,    then    (∂_x T)ᵀ u.
 """
@@ -36,13 +37,14 @@ _POWERS = 8
 class Implicit(eqx.Module):
     """The implicit function theorem at y_k̄.
 
-    Where Y is the whole space this is ∇_x φ = ∂_x F − ∂²_xy f (∂²_yy f)⁻¹ ∂_y F. Active constraints, and the coordinates
-    that a term such as `L1` holds at zero, are found at y itself, with a step of the inverse curvature there.
+    Where Y is the whole space this is ∇_x φ = ∂_x F − ∂²_xy f (∂²_yy f)⁻¹ ∂_y F. Active constraints, and the
+    coordinates that a term such as `L1` holds at zero, are found at y itself, with a step of the inverse curvature
+    there.
 
-    Up to `dense` follower variables the system is formed and solved directly. Beyond, conjugate gradients on the face that
-    is active (GMRES, where faces are curved) must reach `tolerance`, relative to the right-hand side, within `max_steps`;
-    else the run ends with the status `linear_solve_failed`. `tolerance=None` takes whatever `max_steps` steps give, at any
-    size. `solver` may be a lineax solver such as `lx.BiCGStab(1e-6, 1e-6)` in place of both.
+    Up to `dense` follower variables the system is formed and solved directly. Beyond, conjugate gradients on the face
+    that is active (GMRES, where faces are curved) must reach `tolerance`, relative to the right-hand side, within
+    `max_steps`; else the run ends with the status `linear_solve_failed`. `tolerance=None` takes whatever `max_steps`
+    steps give, at any size. `solver` may be a lineax solver such as `lx.BiCGStab(1e-6, 1e-6)` in place of both.
     """
 
     tolerance: float | None = 1e-6
@@ -136,8 +138,8 @@ class Neumann(eqx.Module):
             raise ValueError(f"terms must be at least 1, got {self.terms}.")
         if isinstance(method.dynamics, FromOptax) or getattr(method.dynamics, "step_size", None) is None:
             raise ValueError(
-                "the Neumann series needs the step length of a descent, which an optax optimiser, a line search or your "
-                "own dynamics do not tell. Use dynamics=GradientDescent(...), or derivative=bilax.Implicit()."
+                "the Neumann series needs the step length of a descent, which an optax optimiser, a line search or "
+                "your own dynamics do not tell. Use dynamics=GradientDescent(...), or derivative=bilax.Implicit()."
             )
 
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
@@ -220,8 +222,8 @@ def _shrinks(a_set: Any) -> bool:
 def _lineax(operator: Any, right: PyTree, solver: Any) -> tuple[PyTree, Array]:
     norm = optax.tree.norm(right)
     scale = jnp.where(norm > 0, norm, 1)
-    # lineax scales a relative tolerance coordinate by coordinate, which a zero makes unreachable; the right-hand side is
-    # scaled to length one instead and the tolerance is absolute.
+    # lineax scales a relative tolerance coordinate by coordinate, which a zero makes unreachable; the right-hand side
+    # is scaled to length one instead and the tolerance is absolute.
     unit = jax.tree.map(lambda a: a / scale, right)
     linear = lx.FunctionLinearOperator(operator, jax.eval_shape(lambda: unit))
     u = lx.linear_solve(linear, unit, solver, throw=False).value

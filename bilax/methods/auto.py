@@ -11,13 +11,12 @@ import scipy.special
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from bilax.follower.dynamics import Dynamics, GradientDescent, Nesterov, cauchy_step
+from bilax.follower.dynamics import GradientDescent, Nesterov, cauchy_step
 from bilax.follower.lbfgs import LBFGS
 from bilax.follower.newton import Newton
 from bilax.follower.several_starts import SeveralStarts
 from bilax.gradient.implicit import DENSE, Implicit
 from bilax.gradient.method import Method
-from bilax.gradient.phi import approximate
 from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
@@ -27,12 +26,16 @@ from bilax.problem.terms import tangent
 
 SMALL = 50_000
 """variables up to which `auto` computes in double precision on the CPU"""
+NEWTON = 100
+"""follower variables up to which Newton's method is taken without asking"""
 STARTS = 12
 """follower starts of a survey, and of a run whose follower has several minima"""
 LANES = 24
 """leader starts where one costs little"""
+FEW = 4
+"""leader starts where one costs more"""
 ROUNDS = 2
-"""how often, there, some coordinates of the best are drawn anew"""
+"""how often, where there are many, some coordinates of the best are drawn anew"""
 
 
 class Chosen(NamedTuple):
@@ -76,8 +79,8 @@ class Auto(eqx.Module):
             starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, STARTS, 1)
             method = eqx.tree_at(lambda m: m.dynamics, method, SeveralStarts(solver, starts))
             reasons.append(
-                f"The follower has several minima ({survey.distinct} distinct ends of {STARTS + 1} starts at one x): it is "
-                "solved from all these starts each time, and the lowest counts. Nothing proves that no lower one "
+                f"The follower has several minima ({survey.distinct} distinct ends of {STARTS + 1} starts at one x): it "
+                "is solved from all these starts each time, and the lowest counts. Nothing proves that no lower one "
                 "exists: see bilax.certify and bilax.solve_global."
             )
         elif survey is not None:
@@ -87,9 +90,9 @@ class Auto(eqx.Module):
         if not jax.tree.leaves(x0) or tangent(problem.x_set, x0, 1.0) is None:
             reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")
             return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))
-        lanes = LANES if size <= DENSE and optax.tree.size(x0) <= DENSE else 1
+        lanes = (LANES if size <= NEWTON else FEW) if size <= DENSE and optax.tree.size(x0) <= DENSE else 1
         more = _spread(problem.x_set, x0, lanes - 1, 2) if lanes > 1 else None
-        rounds = ROUNDS if lanes > 1 and optax.tree.size(x0) > 1 else 0
+        rounds = ROUNDS if lanes > FEW and optax.tree.size(x0) > 1 else 0
         reasons.append(
             "The leader moves by L-BFGS with a line search on F at the solved follower"
             + (f", from x0 and {lanes - 1} other starts, of which the better go on" if lanes > 1 else "")
@@ -121,13 +124,13 @@ class Auto(eqx.Module):
             return None
         if several:
             return algorithm, plan.and_then(
-                f"At the end a follower that is lower by {gap:.3g} was found, though {STARTS} starts had been tried: do not "
-                "trust this answer. Use bilax.solve_global."
+                f"At the end a follower that is lower by {gap:.3g} was found, though {STARTS} starts had been tried: do "
+                "not trust this answer. Use bilax.solve_global."
             )
         dynamics = SeveralStarts(solver, _spread(y_set, y, STARTS, 1))
         plan = plan.and_then(
-            f"At the end a follower that is lower by {gap:.3g} was found, so all was run again with {STARTS + 1} starts of the "
-            "follower, the lowest of which counts."
+            f"At the end a follower that is lower by {gap:.3g} was found, so all was run again with {STARTS + 1} starts "
+            "of the follower, the lowest of which counts."
         )
         return eqx.tree_at(lambda a: a.method.dynamics, algorithm, dynamics), plan
 
@@ -135,11 +138,11 @@ class Auto(eqx.Module):
 def auto() -> Auto:
     """A method that chooses itself: `bilax.solve(problem, bilax.auto(), x0, y0)` needs no step length and no optimiser.
 
-    The follower is solved to a tolerance (Newton, L-BFGS, or accelerated proximal steps), from several starts where it has
-    several minima; the leader follows the implicit derivative by L-BFGS with a line search within its bounds, from several
-    starts where that costs little, and stops as converged where no step gains any more. Small problems are computed in
-    double precision, whatever the caller's. Where the data change from step to step, both move by first-order steps.
-    `print(solution.plan)` says what was chosen, and why.
+    The follower is solved to a tolerance (Newton, L-BFGS, or accelerated proximal steps), from several starts where it
+    has several minima; the leader follows the implicit derivative by L-BFGS with a line search within its bounds, from
+    several starts where that costs little, and stops as converged where no step gains any more. Small problems are
+    computed in double precision, whatever the caller's. Where the data change from step to step, both move by
+    first-order steps. `print(solution.plan)` says what was chosen, and why.
     """
     return Auto()
 
@@ -157,20 +160,44 @@ def _kind(tree: PyTree) -> Any:
     return jnp.result_type(*jax.tree.leaves(tree))
 
 
-def _solver(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Dynamics, str]:
+def _solver(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Any, str]:
     size = optax.tree.size(y0)
     y_set = problem.set_of_y(problem.view(x0, *data))
-    if size <= DENSE:
-        return (
-            Newton(),
-            f"{size} follower variables: Newton's method with the whole Hessian, and its implicit derivative.",
-        )
-    if isinstance(y_set, Reals) or tangent(y_set, y0, 1.0) is not None:
-        return LBFGS(), f"{size} follower variables: L-BFGS, and an implicit derivative by conjugate gradients."
-    return (
-        Nesterov(None, "fista"),
-        f"{size} follower variables under {type(y_set).__name__}: accelerated proximal steps, and an implicit derivative.",
-    )
+    flat = isinstance(y_set, Reals) or tangent(y_set, y0, 1.0) is not None
+    newton = f"{size} follower variables: Newton's method with the whole Hessian, and its implicit derivative."
+    lbfgs = f"{size} follower variables: L-BFGS, and an implicit derivative."
+    if size <= NEWTON or (size <= DENSE and not flat):
+        return Newton(), newton
+    if flat:
+        if size <= DENSE:
+            unsolved = float(_steps_alone(problem, LBFGS(), x0, y0, data))
+            if not unsolved <= 1e-6:
+                return Newton(), newton + f" (L-BFGS was tried and did not arrive in {_TRY} steps.)"
+        return LBFGS(), lbfgs
+    why = f"{size} follower variables under {type(y_set).__name__}: accelerated proximal steps, an implicit derivative."
+    return Nesterov(None, "fista"), why
+
+
+_TRY = 300
+"""steps of L-BFGS after which a follower of medium size is taken for stiff"""
+
+
+@quick_jit
+def _steps_alone(problem: Problem, solver: Any, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Any:
+    return solver.unsolved(_descend(problem, solver, x, y, data, _TRY))
+
+
+def _descend(problem: Problem, solver: Any, x: PyTree, start: PyTree, data: tuple[Any, ...], most: int) -> Any:
+    """The solver's state at the end of a descent of the follower."""
+    follower = problem.follower(problem.view(x, *data), data)
+
+    def unfinished(carry):
+        return (carry[0] < most) & ~(solver.unsolved(carry[1]) <= 1e-6)
+
+    def body(carry):
+        return carry[0] + 1, solver.step(carry[0], carry[1], follower)
+
+    return jax.lax.while_loop(unfinished, body, (jnp.asarray(0), solver.init(start)))[1]
 
 
 def _for_samples(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Hypergradient, Chosen]:
@@ -227,15 +254,7 @@ def _solve_from(problem: Problem, solver: Any, xs: PyTree, y0: PyTree, starts: P
 
     def solve(x, start):
         follower = problem.follower(problem.view(x, *data), data)
-
-        def body(carry):
-            k, state = carry
-            return k + 1, solver.step(k, state, follower)
-
-        def unfinished(carry):
-            return (carry[0] < 60) & ~(solver.unsolved(carry[1]) <= 1e-6)
-
-        _, state = jax.lax.while_loop(unfinished, body, (jnp.asarray(0), solver.init(start)))
+        state = _descend(problem, solver, x, start, data, 60 if isinstance(solver, Newton) else _TRY)
         return state.y, follower.total(state.y), state.unsolved
 
     def at_one_x(place):

@@ -2,8 +2,8 @@
 
 JAX (0.9 to 0.10 at least) remembers the array that a closed-over NumPy array became when it was first traced, by the
 array alone: where `jax.enable_x64` was switched since, a float64 array is met again as float32, or the other way round
-("lax.sub requires arguments to have the same dtypes", or a wrong number of bits without a word). `double_precision` makes JAX
-tell the two apart before it switches.
+("lax.sub requires arguments to have the same dtypes", or a wrong number of bits without a word). `double_precision`
+makes JAX tell the two apart before it switches.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def _mixes() -> bool:
 
 
 class _Canonical:
-    """What JAX makes of a NumPy array: the same object as long as it lives, as JAX does itself, one for each precision."""
+    """What JAX makes of a NumPy array: the same object as long as it lives, one for each precision."""
 
     def __init__(self, canonical_dtype: Any, typed: Any):
         self.canonical_dtype, self.typed = canonical_dtype, typed

@@ -46,8 +46,9 @@ class Problem(eqx.Module):
 
     - `upper(x, y, *data)` is F, `lower(x, y, *data)` is f; both return a scalar.
     - x and y are any pytrees of floating arrays; x may be empty, `()`.
-    - `y_set` may also be a term with a proximal map that is added to f, such as `bilax.L1(0.1)`; or a function of x that
-      gives a set or a term, such as `lambda x: bilax.Box(0.0, x)`: every derivative rule heeds how it depends on x.
+    - `y_set` may also be a term with a proximal map that is added to f, such as `bilax.L1(0.1)`; or a function of x
+      that gives a set or a term, such as `lambda x: bilax.Box(0.0, x)`: every derivative rule heeds how it depends on
+      x.
     - `context(x, *data)`, if given, is computed once per outer step, and the objectives (and `y_set`) see its value in
       place of x. Put there what does not depend on y, such as a shared network's features.
     - `lower_at(k, x, y, *data)`, if given, is what the follower's step k = 0, 1, … descends on in place of f: a

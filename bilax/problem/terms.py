@@ -69,7 +69,7 @@ class ElasticNet(eqx.Module):
 
 
 class GroupL1(eqx.Module):
-    """Σ weight ‖v_g‖₂ over groups g: the rows (along the first axis) of every leaf, or whole leaves if `rows` is False."""
+    """Σ weight ‖v_g‖₂ over groups g: the rows (first axis) of every leaf, or whole leaves if `rows` is False."""
 
     weight: PyTree
     rows: bool = True
@@ -121,7 +121,8 @@ class Lq(eqx.Module):
         return _total(power, v, _each(self.weight, v))
 
     def _one(self, v: Array, weight: Any) -> Array:
-        # Where 0 and the larger solution y are equally good, y = (2 weight (1 − q))^(1/(2 − q)); Marjanovic and Solo 2012.
+        # Where 0 and the larger solution y are equally good, y = (2 weight (1 − q))^(1/(2 − q)); Marjanovic and Solo
+        # 2012.
         least = (2 * weight * (1 - self.q)) ** (1 / (2 - self.q))
         threshold = least + weight * self.q * least ** (self.q - 1)
         sizes = jnp.abs(v)
@@ -166,8 +167,8 @@ def term_value(a_set: Any, v: PyTree) -> Any:
 def tangent(a_set: Any, v: PyTree, step: Any) -> Callable[[PyTree], PyTree] | None:
     """The orthogonal projector onto the face that `proximal(a_set, v, step)` lies on; None where faces are curved.
 
-    A set or term may tell the coordinates that are free by a method `tangent(v, step)`; of a flat set it is the derivative
-    of the projection.
+    A set or term may tell the coordinates that are free by a method `tangent(v, step)`; of a flat set it is the
+    derivative of the projection.
     """
     if hasattr(a_set, "tangent"):
         free = a_set.tangent(v, step)

@@ -20,11 +20,11 @@ from bilax.methods.recipes import Method
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
 from bilax.trust.diagnosis import lanczos
 from bilax.trust.flat_problem import FlatProblem, flatten
 from bilax.trust.follower_minima import NEWTON_LIMIT, follower_minima, gap_tolerance, low_discrepancy, typical
 from bilax.trust.interval import lower_bound
-from bilax.problem.quick_jit import quick_jit
 
 
 class Verdict(enum.Enum):

@@ -17,9 +17,9 @@ from bilax.methods.recipes import Method, ia_gm_a, iaptt_gm, ls
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
 from bilax.trust.flat_problem import FlatProblem, Range, flatten
 from bilax.trust.follower_minima import low_discrepancy
-from bilax.problem.quick_jit import quick_jit
 
 
 class Diagnosis(eqx.Module):

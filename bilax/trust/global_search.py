@@ -24,6 +24,7 @@ from jaxtyping import Array, PyTree
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
 from bilax.run.solution import Status
 from bilax.trust.certificate import Certificate, Verdict, certify
 from bilax.trust.flat_problem import FlatProblem, Range, flatten
@@ -36,7 +37,6 @@ from bilax.trust.follower_minima import (
     scan_coordinates,
     typical,
 )
-from bilax.problem.quick_jit import quick_jit
 
 ROUNDS, STEPS = 20, 40
 PAIRS, WITNESSES = 256, 8

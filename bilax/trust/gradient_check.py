@@ -20,10 +20,10 @@ from bilax.methods.recipes import Method
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Reals
 from bilax.trust.flat_problem import FlatProblem, flatten
 from bilax.trust.follower_minima import low_discrepancy
-from bilax.problem.quick_jit import quick_jit
 
 
 class GradientCheck(eqx.Module):

@@ -16,9 +16,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Box
 from bilax.trust.flat_problem import flatten
-from bilax.problem.quick_jit import quick_jit
 
 _CELLS, _BATCH, _PASSES = 16384, 512, 60
 
