@@ -185,13 +185,11 @@ def test_implicit_rules_converge_to_the_closed_form():
 
 def test_a_linear_solve_that_stalls_says_so():
     case, _ = quadratic()
-    method = bilax.ls(50, 0.2, tolerance=1e-10, max_steps=1)
+    method = bilax.rhg(50, 0.2, derivative=bilax.Implicit(1e-10, max_steps=1, dense=0))
     *_, info, _ = gradients(case, method)
     assert not bool(info.solved)
     assert float(info.solve_error) > 1e-10
-    solution = bilax.solve(
-        case.problem, bilax.ls(50, 0.2, tolerance=1e-10, max_steps=1), case.x, case.z, data=case.data
-    )
+    solution = bilax.solve(case.problem, method, case.x, case.z, data=case.data)
     assert solution.status is bilax.Status.linear_solve_failed
     np.testing.assert_array_equal(solution.x, case.x)
     assert np.isfinite(solution.upper)

@@ -21,7 +21,7 @@ def test_iaptt_gm_solves_the_papers_example(start):
     assert float(solution.y) == pytest.approx(-2, abs=0.02)
     assert solution.status is bilax.Status.step_limit
     assert all(len(leaf) == 500 for leaf in jax.tree.leaves(solution.history))
-    assert len(jax.tree.leaves(solution.history)) == 6
+    assert len(jax.tree.leaves(solution.history)) == 7
 
 
 def test_basin_shares_are_those_of_the_prototype():

@@ -74,17 +74,18 @@ class Auto(eqx.Module):
             start="warm",
             follower_tolerance=tolerance,
         )
-        survey = _survey(problem, solver, x0, y0, data) if size <= DENSE else None
-        if survey is not None and survey.several:
-            starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, STARTS, 1)
+        count = _count(y0)
+        others = _survey(problem, solver, x0, y0, data) if size <= DENSE else None
+        if others:
+            starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, count, 1)
             method = eqx.tree_at(lambda m: m.dynamics, method, SeveralStarts(solver, starts))
             reasons.append(
-                f"The follower has several minima ({survey.distinct} distinct ends of {STARTS + 1} starts at one x): it "
+                f"The follower has several minima ({others} of {count + 1} starts led to another than the lowest): it "
                 "is solved from all these starts each time, and the lowest counts. Nothing proves that no lower one "
                 "exists: see bilax.certify and bilax.solve_global."
             )
-        elif survey is not None:
-            reasons.append(f"{STARTS + 1} starts at {_PLACES} points x led to the same follower: one start is enough.")
+        elif others is not None:
+            reasons.append(f"{count + 1} starts at {_PLACES} points x led to the same minimum: one start is enough.")
         else:
             reasons.append("The follower is large: the minimum next to y0 is followed, others are not looked for.")
         if not jax.tree.leaves(x0) or tangent(problem.x_set, x0, 1.0) is None:
@@ -112,26 +113,26 @@ class Auto(eqx.Module):
         x, y = (jax.tree.map(jnp.asarray, part) for part in (solution.x, solution.y))
         y_set = problem.set_of_y(problem.view(x, *data))
         # In the shapes of the survey, so that nothing is compiled anew.
+        count = _count(y)
         starts = jax.tree.map(
-            lambda leaf: leaf.reshape(_PLACES, STARTS, *leaf.shape[1:]), _spread(y_set, y, _PLACES * STARTS, 5)
+            lambda leaf: leaf.reshape(_PLACES, count, *leaf.shape[1:]), _spread(y_set, y, _PLACES * count, 5)
         )
         xs = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), x)
-        _, totals, _ = jax.device_get(_solve_from(problem, solver, xs, y, starts, data))
+        lowest, _, _, _, before = jax.device_get(_solve_from(problem, solver, xs, y, starts, data))
         here = float(solution.lower)
-        totals = np.append(totals[np.isfinite(totals)], here)
-        spread, gap = float(np.ptp(totals)), here - float(np.min(totals))
-        if gap <= 1e-6 * spread + 1e-9 * abs(here):
+        gap = here - float(np.min(lowest))
+        if not gap > 1e-6 * float(np.ptp(before[np.isfinite(before)])) + 1e-9 * abs(here):
             return None
         if several:
             return algorithm, plan.and_then(
-                f"At the end a follower that is lower by {gap:.3g} was found, though {STARTS} starts had been tried: do "
-                "not trust this answer. Use bilax.solve_global."
+                f"At the end a follower that is lower by {gap:.3g} was found, though {count + 1} starts were tried: "
+                "do not trust this answer. Use bilax.solve_global."
             )
-        dynamics = SeveralStarts(solver, _spread(y_set, y, STARTS, 1))
         plan = plan.and_then(
-            f"At the end a follower that is lower by {gap:.3g} was found, so all was run again with {STARTS + 1} starts "
+            f"At the end a follower that is lower by {gap:.3g} was found, so all was run again with {count + 1} starts "
             "of the follower, the lowest of which counts."
         )
+        dynamics = SeveralStarts(solver, _spread(y_set, y, count, 1))
         return eqx.tree_at(lambda a: a.method.dynamics, algorithm, dynamics), plan
 
 
@@ -149,11 +150,6 @@ def auto() -> Auto:
 
 _PLACES = 3
 """points x at which the follower is surveyed"""
-
-
-class _Survey(NamedTuple):
-    several: bool
-    distinct: int
 
 
 def _kind(tree: PyTree) -> Any:
@@ -236,52 +232,53 @@ def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
     return jax.vmap(into)(rows)
 
 
-def _survey(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> _Survey:
-    """Whether starts spread over Y lead to different followers, at x0 and at points of X around it."""
+def _survey(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> int:
+    """How many starts spread over Y lead to other minima than the lowest, at x0 or another point of X; the most met."""
     more = _spread(problem.x_set, x0, _PLACES - 1, 3)
     xs = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), x0, more)
-    starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, STARTS, 1)
+    starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, _count(y0), 1)
     same = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), starts)
-    ends, totals, unsolved = jax.device_get(_solve_from(problem, solver, xs, y0, same, data))
-    flat = np.concatenate([np.asarray(leaf).reshape(*totals.shape, -1) for leaf in jax.tree.leaves(ends)], axis=-1)
-    counts = [_distinct(*place) for place in zip(flat, totals, unsolved, strict=True)]
-    return _Survey(max(counts) > 1, max(counts))
+    _, totals, solved, hills, before = jax.device_get(_solve_from(problem, solver, xs, y0, same, data))
+    spread = [np.ptp(row[np.isfinite(row)]) if np.isfinite(row).any() else 0.0 for row in before]
+    # Beside the variation of f over the starts, and beside its rounding.
+    floor = 1e-6 * np.asarray(spread)[:, None] + 1e-12 * np.abs(np.where(np.isfinite(totals), totals, 0))
+    return int(np.max(np.sum(solved & (hills > floor), axis=1)))
+
+
+def _count(y0: PyTree) -> int:
+    """How many starts beside y0 a follower of this size is worth."""
+    return STARTS if optax.tree.size(y0) <= NEWTON else 3
 
 
 @quick_jit
 def _solve_from(problem: Problem, solver: Any, xs: PyTree, y0: PyTree, starts: PyTree, data: tuple[Any, ...]) -> Any:
-    """The follower's ends, values and `unsolved` from y0 and from starts, at each of several x."""
-
-    def solve(x, start):
-        follower = problem.follower(problem.view(x, *data), data)
-        state = _descend(problem, solver, x, start, data, 60 if isinstance(solver, Newton) else _TRY)
-        return state.y, follower.total(state.y), state.unsolved
+    """From y0 and from starts, at each of several x: the lowest end's value, those of the ends, whether each is solved,
+    how high the hill between it and the lowest end is, and the values at the starts."""
 
     def at_one_x(place):
         x, starts = place
+        follower = problem.follower(problem.view(x, *data), data)
         starts = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), y0, starts)
-        return jax.vmap(lambda start: solve(x, start))(starts)
+
+        def descend(start):
+            state = _descend(problem, solver, x, start, data, 60 if isinstance(solver, Newton) else _TRY)
+            y = solver.point(state)
+            return y, follower.total(y), solver.unsolved(state) <= 1e-6
+
+        ends, totals, solved = jax.lax.map(descend, starts)
+        totals = jnp.where(jnp.isfinite(totals), totals, jnp.inf)
+        lowest = jax.tree.map(lambda leaf: leaf[jnp.argmin(totals)], ends)
+
+        def hill(end, total):
+            def height(t):
+                return follower.total(jax.tree.map(lambda a, b: a + t * (b - a), end, lowest))
+
+            return jnp.nanmax(jax.vmap(height)(jnp.asarray(_BETWEEN, totals.dtype))) - total
+
+        return jnp.min(totals), totals, solved, jax.vmap(hill)(ends, totals), jax.vmap(follower.total)(starts)
 
     return jax.lax.map(at_one_x, (xs, starts))
 
 
-def _distinct(ends: np.ndarray, totals: np.ndarray, unsolved: np.ndarray) -> int:
-    """How many different followers the starts that arrived led to; those of a flat valley, equally low, are one."""
-    good = np.isfinite(totals) & (unsolved <= 1e-6) & np.isfinite(ends).all(axis=1)
-    ends, totals = ends[good], totals[good]
-    if not len(ends):
-        return 1
-    size = np.abs(ends).max() + 1e-12
-    level = max(np.ptp(totals), np.abs(totals).max())
-    kept: list[int] = []
-    for i in np.argsort(totals):
-        near = [np.abs(ends[i] - ends[j]).max() <= 1e-3 * size for j in kept]
-        # The middle between two ends of a flat valley would be as low; two minima of equal value have a hill between.
-        if not any(near):
-            kept.append(int(i))
-    return len(kept) if np.ptp(totals[kept]) > 1e-6 * level or _hill(ends[kept]) else 1
-
-
-def _hill(ends: np.ndarray) -> bool:
-    """Whether equally low ends are few and far apart, not scattered along a valley."""
-    return 1 < len(ends) <= STARTS // 2
+_BETWEEN = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+"""where on the way from one end to another a hill is looked for: two minima have one between them, a valley has not"""

@@ -56,6 +56,9 @@ class State(NamedTuple):
     step: Array
     status: Array
     good: Point
+    """the best solved point: the lowest F among those whose follower is about as near to stationary as any was"""
+    scale: Any
+    """how large F, f and y were where the run began"""
 
 
 def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> State:
@@ -64,11 +67,12 @@ def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> 
 
     def one(x0, y0, data):
         carry = loop.algorithm.init(loop.problem, x0, y0, data)
-        state = State(carry, key, jnp.zeros((), int), jnp.asarray(Status.running), None)  # pyright: ignore
+        state = State(carry, key, jnp.zeros((), int), jnp.asarray(Status.running), None, None)  # pyright: ignore
         found = jax.eval_shape(lambda: _evaluated(loop, state, data)[1])
+        scale = nothing((), found.upper.dtype), nothing((), found.upper.dtype)
         unknown = jax.tree.map(lambda leaf: nothing(leaf.shape, leaf.dtype), found)
         y = jax.tree.map(lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype), y0, unknown.y)
-        return state._replace(good=unknown._replace(x=x0, z=y0, y=y))
+        return state._replace(good=unknown._replace(x=x0, z=y0, y=y), scale=scale)
 
     return jax.vmap(one, (0, 0, loop.data_axes))(x0, y0, data) if loop.many else one(x0, y0, data)
 
@@ -136,6 +140,8 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0)
     x, z = loop.algorithm.point(state.carry)
     x_next, z_next = loop.algorithm.point(after)
     status = _health(found, (found.grad_x, found.grad_z, x_next, z_next))
+    scale = choose(state.step == 0, _sizes(point), state.scale)
+    status = jnp.where((status == Status.running) & _astray(point, scale), Status.diverged, status)
     ok = status == Status.running
     if loop.tolerance is not None:
         moved = optax.tree.norm(jax.tree.map(jnp.subtract, (x_next, z_next), (x, z)))
@@ -146,8 +152,9 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0)
     numbers = point.upper, point.lower, point.residual, point.k_bar
     entry = History(*numbers, *norms, found.follower_steps, loop.record(x, z, found.info))
     entry = jax.tree.map(jnp.asarray, entry)
-    # A point counts as good where it is finite, even if its gradient is not.
-    stay = state._replace(status=status, good=choose(all_finite(point), point, state.good))
+    # A point may be good where it is finite, even if its gradient is not.
+    keep = all_finite(point) & (status != Status.diverged) & _better(point, state.good)
+    stay = state._replace(status=status, good=choose(keep, point, state.good), scale=scale)
     on = stay._replace(carry=after, step=state.step + 1)
     # A step that was not taken leaves no entry.
     return choose(ok, on, stay), choose(ok, entry, jax.tree.map(_nothing_like, entry))
@@ -180,6 +187,27 @@ def _health(found: Evaluation, others: Any) -> Array:
     status = jnp.where(rest_ok, Status.running, Status.non_finite)
     status = jnp.where(jnp.all(jnp.asarray(found.solved)), status, Status.linear_solve_failed)
     return jnp.where(all_finite((found.y, found.y_last)), status, Status.diverged)
+
+
+GROWTH = 1e6
+"""by how much F may rise above where it began, and y grow, before a run counts as astray"""
+
+
+def _sizes(point: Point) -> tuple[Array, Array]:
+    """How large F (with f) and y are; at least 1, so that a start at zero does not count as small."""
+    value = jnp.maximum(jnp.abs(point.upper) + jnp.abs(point.lower), 1)
+    return value, jnp.maximum(optax.tree.norm(point.y), 1).astype(value.dtype)
+
+
+def _astray(point: Point, scale: tuple[Array, Array]) -> Array:
+    return (point.upper > GROWTH * scale[0]) | (optax.tree.norm(point.y) > GROWTH * scale[1])
+
+
+def _better(new: Point, old: Point) -> Array:
+    """A follower ten times nearer to stationary beats any F; else the lower F does, unless ten times farther."""
+    nearer = 10 * new.residual < old.residual
+    as_near = new.residual <= 10 * old.residual
+    return ~jnp.isfinite(old.upper) | nearer | as_near & (new.upper <= old.upper)
 
 
 def _nothing_like(leaf: Array) -> Array:

@@ -44,8 +44,8 @@ _MESSAGES = {
     Status.step_limit: "All outer steps were taken; give more `steps`, or a `tolerance`, if it was still moving.",
     Status.converged: "The outer step and the follower's residual fell below the tolerance.",
     Status.diverged: (
-        "The follower's trajectory left the finite numbers. Make step_size smaller (below 2/L, with L the "
-        "curvature of `lower` in y), or bound y with y_set."
+        "The follower or F grew without bound, or left the finite numbers. Make step_size smaller (below 2/L, L the "
+        "curvature of `lower` in y) or leave it out (step_size=None finds it), bound y with y_set, or use bilax.auto()."
     ),
     Status.non_finite: (
         "An objective or a gradient became NaN or infinite while the follower stayed finite. Make the outer "
@@ -105,7 +105,7 @@ class History(NamedTuple):
 
 
 class Solution(eqx.Module):
-    """The last point at which φ was finite, and how the run got there."""
+    """Where the run ended (where it failed: the best solved point before), and how it got there."""
 
     x: PyTree
     y: PyTree
