@@ -129,6 +129,7 @@ def test_scores_tell_good_ends_from_bad_ones():
     assert score([2.5, 2.5, 5 + 1e-6], -2)["progress"] > 0.5
     assert score([2.5, 2.5, 5.1], -2)["progress"] < 0, "outside the bounds"
     assert score([2.5, np.nan, 2.5], -2)["progress"] == 0
+    assert score([0.0, 0.0, 0.0], -0.1)["off"] > 1, "F is zero without tolls"
 
 
 def test_a_call_runs_in_a_process_of_its_own_within_its_time():
