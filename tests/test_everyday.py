@@ -136,7 +136,7 @@ def test_a_call_runs_in_a_process_of_its_own_within_its_time():
     end = bench.in_new_process("duopoly", "advice", 100.0)
     assert end["status"] == "step_limit"
     assert bench.judge(PROBLEMS["duopoly"](), {"start": -250.0, "best": -602.0833}, end)["progress"] > 0.9
-    assert np.float32(end["upper"]) == end["upper"], "computed in single precision"
+    assert float(np.float32(end["upper"])) == end["upper"], "computed in single precision"
     assert bench.in_new_process("duopoly", "advice", -20.0)["status"] == "out of time"
 
 
