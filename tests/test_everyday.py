@@ -70,6 +70,15 @@ def test_known_optima():
     np.testing.assert_allclose(stiff.best, 0.5 * np.linalg.lstsq(stacked, target)[1][0], 1e-6)
 
 
+def test_the_best_portfolio_is_that_of_the_leader_who_invests_himself():
+    judge, sums_to_one = judges.portfolio(), {"type": "eq", "fun": lambda y: y.sum() - 1}
+    own = optimize.minimize(
+        lambda y: judge.upper(None, y), np.full(8, 1 / 8), bounds=[(0, 1)] * 8, constraints=[sums_to_one], tol=1e-12
+    )
+    stored = json.loads(STORED.read_text())["results"]["portfolio"]
+    np.testing.assert_allclose(stored["best"], own.fun, 1e-5)
+
+
 def test_refits_are_scikit_learns():
     train, target = data.diabetes_products()[:2]
     ridge = Ridge(alpha=np.exp(1.5), fit_intercept=False).fit(train, target)

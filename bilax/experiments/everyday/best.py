@@ -11,7 +11,7 @@ from scipy.stats import qmc
 
 from bilax.experiments.everyday.judges import Judge, ravel, unravel
 
-GRID, STARTS, HOPS, FEW = 121, 16, 64, 5
+GRID, STARTS, HOPS, FEW = 121, 16, 96, 5
 
 
 class Best(NamedTuple):
@@ -89,12 +89,13 @@ def _evolution(task: _Search, x: Float[np.ndarray, " n"]) -> tuple[Any, str]:
 
 
 def _many_starts(task: _Search, x: Float[np.ndarray, " n"]) -> tuple[Any, str]:
-    """L-BFGS-B from anywhere and from x, then again and again from the best with three variables drawn anew."""
-    rng = np.random.default_rng(0)
-    starts = task.lo + qmc.Sobol(len(x), rng=rng).random(STARTS) * (task.hi - task.lo)
-    best = min((_descend(task, start) for start in (x, *starts)), key=lambda end: end.fun)
+    """L-BFGS-B from anywhere and from around x0, then again and again from the best with a few variables drawn anew."""
+    rng, width = np.random.default_rng(0), task.hi - task.lo
+    anywhere = task.lo + qmc.Sobol(len(x), rng=rng).random(STARTS) * width
+    around = np.clip(task.start + 0.1 * width * rng.normal(size=(STARTS, len(x))), task.lo, task.hi)
+    best = min((_descend(task, start) for start in (x, *anywhere, *around)), key=lambda end: end.fun)
     for _ in range(HOPS):
-        start, drawn = best.x.copy(), rng.choice(len(x), 3, replace=False)
+        start, drawn = best.x.copy(), rng.choice(len(x), rng.integers(1, 6), replace=False)
         start[drawn] = rng.uniform(task.lo[drawn], task.hi[drawn])
         best = min(best, _descend(task, start), key=lambda end: end.fun)
-    return best, f"L-BFGS-B from {STARTS} more starts and {HOPS} hops from the best"
+    return best, f"L-BFGS-B from {2 * STARTS} more starts and {HOPS} hops from the best"
