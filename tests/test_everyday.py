@@ -70,6 +70,15 @@ def test_known_optima():
     np.testing.assert_allclose(stiff.best, 0.5 * np.linalg.lstsq(stacked, target)[1][0], 1e-6)
 
 
+def test_the_best_portfolio_is_that_of_the_leader_who_invests_himself():
+    judge, sums_to_one = judges.portfolio(), {"type": "eq", "fun": lambda y: y.sum() - 1}
+    own = optimize.minimize(
+        lambda y: judge.upper(None, y), np.full(8, 1 / 8), bounds=[(0, 1)] * 8, constraints=[sums_to_one], tol=1e-12
+    )
+    stored = json.loads(STORED.read_text())["results"]["portfolio"]
+    np.testing.assert_allclose(stored["best"], own.fun, 1e-5)
+
+
 def test_refits_are_scikit_learns():
     train, target = data.diabetes_products()[:2]
     ridge = Ridge(alpha=np.exp(1.5), fit_intercept=False).fit(train, target)
@@ -129,13 +138,14 @@ def test_scores_tell_good_ends_from_bad_ones():
     assert score([2.5, 2.5, 5 + 1e-6], -2)["progress"] > 0.5
     assert score([2.5, 2.5, 5.1], -2)["progress"] < 0, "outside the bounds"
     assert score([2.5, np.nan, 2.5], -2)["progress"] == 0
+    assert score([0.0, 0.0, 0.0], -0.1)["off"] > 1, "F is zero without tolls"
 
 
 def test_a_call_runs_in_a_process_of_its_own_within_its_time():
     end = bench.in_new_process("duopoly", "advice", 100.0)
     assert end["status"] == "step_limit"
     assert bench.judge(PROBLEMS["duopoly"](), {"start": -250.0, "best": -602.0833}, end)["progress"] > 0.9
-    assert np.float32(end["upper"]) == end["upper"], "computed in single precision"
+    assert float(np.float32(end["upper"])) == end["upper"], "computed in single precision"
     assert bench.in_new_process("duopoly", "advice", -20.0)["status"] == "out of time"
 
 

@@ -112,7 +112,7 @@ def _fits(stored: dict[str, Any] | None, everyday: Everyday) -> bool:
 def _row(problem: dict[str, Any], end: dict[str, Any]) -> list[Any]:
     local = _progress(problem, problem["local"])
     percent = [100 * float(share) for share in (end["progress"], local)]
-    return [end["value"], end["upper"], *percent, end["seconds"], end["status"], end["plan"]]
+    return [end["value"], end["upper"], *percent, end["seconds"], end["status"].partition(":")[0], end["plan"][:60]]
 
 
 def _progress(best: dict[str, Any], value: float) -> float:
@@ -130,7 +130,11 @@ def judge(everyday: Everyday, best: dict[str, Any], end: dict[str, Any]) -> dict
     if not end["x"] or not np.isfinite(end["x"]).all():
         return {"value": np.nan, "progress": 0.0, "off": np.inf}
     value = _value(everyday.judge, unravel(np.asarray(end["x"]), everyday.x0))
-    return {"value": value, "progress": _progress(best, value), "off": abs(end["upper"] - value) / abs(value)}
+    return {
+        "value": value,
+        "progress": _progress(best, value),
+        "off": abs(end["upper"] - value) / max(abs(value), 1e-12),
+    }
 
 
 def _value(judge: Judge, x: Any) -> float:

@@ -11,7 +11,7 @@ from scipy.stats import qmc
 
 from bilax.experiments.everyday.judges import Judge, ravel, unravel
 
-GRID, STARTS, FEW = 121, 32, 5
+GRID, STARTS, HOPS, FEW = 121, 16, 96, 5
 
 
 class Best(NamedTuple):
@@ -40,7 +40,7 @@ class _Search(NamedTuple):
 
 
 def search(judge: Judge, x0: Any) -> Best:
-    """A dense grid for one variable, differential evolution for a few, many starts of L-BFGS-B for more."""
+    """A dense grid for one variable, differential evolution for a few, many starts and hops for more."""
     began = time.perf_counter()
     start = ravel(x0)
     lo, hi = (np.broadcast_to(end, start.shape) for end in judge.within or judge.bounds)
@@ -89,10 +89,13 @@ def _evolution(task: _Search, x: Float[np.ndarray, " n"]) -> tuple[Any, str]:
 
 
 def _many_starts(task: _Search, x: Float[np.ndarray, " n"]) -> tuple[Any, str]:
-    """Half of the starts lie anywhere, half around the end of the descent from x0."""
-    points = qmc.Sobol(len(x), rng=0).random(STARTS)
-    anywhere = task.lo + points[: STARTS // 2] * (task.hi - task.lo)
-    around = np.clip(x, task.lo, task.hi) + 0.3 * (points[STARTS // 2 :] - 0.5) * (task.hi - task.lo)
-    starts = np.clip(np.concatenate([anywhere, around]), task.lo, task.hi)
-    ends = [_descend(task, start) for start in starts]
-    return min(ends, key=lambda end: end.fun), f"L-BFGS-B from {STARTS} more starts"
+    """L-BFGS-B from anywhere and from around x0, then again and again from the best with a few variables drawn anew."""
+    rng, width = np.random.default_rng(0), task.hi - task.lo
+    anywhere = task.lo + qmc.Sobol(len(x), rng=rng).random(STARTS) * width
+    around = np.clip(task.start + 0.1 * width * rng.normal(size=(STARTS, len(x))), task.lo, task.hi)
+    best = min((_descend(task, start) for start in (x, *anywhere, *around)), key=lambda end: end.fun)
+    for _ in range(HOPS):
+        start, drawn = best.x.copy(), rng.choice(len(x), rng.integers(1, 6), replace=False)
+        start[drawn] = rng.uniform(task.lo[drawn], task.hi[drawn])
+        best = min(best, _descend(task, start), key=lambda end: end.fun)
+    return best, f"L-BFGS-B from {2 * STARTS} more starts and {HOPS} hops from the best"
