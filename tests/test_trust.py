@@ -189,7 +189,8 @@ def test_diagnosis_agrees_with_dense_hessians(name):
     assert found.method == method
     assert np.isfinite(values).all()
     assert (np.diff(values) <= 1e-6 * (1 + np.abs(values[:-1]))).all()
-    assert found.recommended.inner_steps == found.inner_steps
+    assert found.recipe.inner_steps == found.inner_steps
+    assert found.tried[1] <= found.tried[0] + 1e-9
 
 
 def test_diagnosis_counts_minima_and_speaks():
@@ -200,6 +201,23 @@ def test_diagnosis_counts_minima_and_speaks():
     assert dict(found.rows)["distinct minima"] == f"2 from {found.starts} starts"
     assert found.words in str(found)
     assert found.lipschitz == pytest.approx(188, rel=0.02)
+
+
+def test_a_follower_whose_curvature_has_no_bound_is_told_from_one_with_many_minima():
+    """y log y on the simplex: strictly convex, one minimum, curvature 1/y."""
+    costs = jnp.asarray([1.0, 1.5, 2.0, 4.0])
+    problem = bilax.Problem(
+        lambda x, y: -jnp.vdot(x, y[:3]),
+        lambda x, y: jnp.vdot(costs + jnp.append(x, 0.0), y) + 0.5 * jnp.sum(y * jnp.log(y)),
+        bilax.Box(0.0, 5.0),
+        bilax.Simplex(),
+    )
+    found = bilax.diagnose(problem, jnp.ones(3), jnp.full(4, 0.25))
+    assert found.minima == 1
+    assert "convex" in found.convexity
+    assert "non-convex" not in found.convexity
+    assert found.step_size > 1e-7
+    assert found.tried[1] < found.tried[0]
 
 
 # certify

@@ -58,13 +58,14 @@ class Auto(eqx.Module):
         """Whether to compute in double precision inside: where it is small enough, on the CPU."""
         return jax.default_backend() == "cpu" and optax.tree.size((x0, y0)) <= SMALL
 
-    def prepare(self, problem: Problem, x0: PyTree, y0: PyTree, data: Any) -> tuple[Any, Chosen]:
-        """An algorithm for this problem, and why it."""
-        if not isinstance(data, tuple):
-            first = data(jnp.zeros((), int), jax.random.key(0)) if callable(data) else data.first
-            return _for_samples(problem, x0, y0, first)
+    def prepare(
+        self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...], steady: bool, alone: bool
+    ) -> tuple[Any, Chosen]:
+        """An algorithm for this problem, and why it. `steady`: the data stay the same; `alone`: no starts beside x0."""
+        if not steady:
+            return _for_samples(problem, x0, y0, data)
         size, reasons = optax.tree.size(y0), []
-        solver, why = _solver(problem, x0, y0, data)
+        solver, why = choose_solver(problem, x0, y0, data)
         reasons.append(why)
         tolerance = 1e-8 if _kind(y0) == jnp.float64 else 1e-4
         method = Method(
@@ -75,7 +76,7 @@ class Auto(eqx.Module):
             follower_tolerance=tolerance,
         )
         count = _count(y0)
-        others = _survey(problem, solver, x0, y0, data) if size <= DENSE else None
+        others = survey_minima(problem, solver, x0, y0, data).others if size <= DENSE else None
         if others:
             starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, count, 1)
             method = eqx.tree_at(lambda m: m.dynamics, method, SeveralStarts(solver, starts))
@@ -91,7 +92,8 @@ class Auto(eqx.Module):
         if not jax.tree.leaves(x0) or tangent(problem.x_set, x0, 1.0) is None:
             reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")
             return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))
-        lanes = (LANES if size <= NEWTON else FEW) if size <= DENSE and optax.tree.size(x0) <= DENSE else 1
+        lanes = (LANES if size <= NEWTON else FEW) if max(size, optax.tree.size(x0)) <= DENSE else 1
+        lanes = 1 if alone else lanes
         more = _spread(problem.x_set, x0, lanes - 1, 2) if lanes > 1 else None
         rounds = ROUNDS if lanes > FEW and optax.tree.size(x0) > 1 else 0
         reasons.append(
@@ -110,7 +112,7 @@ class Auto(eqx.Module):
             return None
         method, several = algorithm.method, isinstance(algorithm.method.dynamics, SeveralStarts)
         solver: Any = method.dynamics.dynamics if several else method.dynamics  # pyright: ignore
-        x, y = (jax.tree.map(jnp.asarray, part) for part in (solution.x, solution.y))
+        x, y = jax.tree.map(jnp.asarray, eqx.filter((solution.x, solution.y), eqx.is_inexact_array))
         y_set = problem.set_of_y(problem.view(x, *data))
         # In the shapes of the survey, so that nothing is compiled anew.
         count = _count(y)
@@ -118,10 +120,10 @@ class Auto(eqx.Module):
             lambda leaf: leaf.reshape(_PLACES, count, *leaf.shape[1:]), _spread(y_set, y, _PLACES * count, 5)
         )
         xs = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), x)
-        lowest, _, _, _, before = jax.device_get(_solve_from(problem, solver, xs, y, starts, data))
+        found = jax.device_get(_solve_from(problem, solver, xs, y, starts, data))
         here = float(solution.lower)
-        gap = here - float(np.min(lowest))
-        if not gap > 1e-6 * float(np.ptp(before[np.isfinite(before)])) + 1e-9 * abs(here):
+        gap = here - float(np.min(found.totals))
+        if not gap > 1e-6 * float(np.ptp(found.before[np.isfinite(found.before)])) + 1e-9 * abs(here):
             return None
         if several:
             return algorithm, plan.and_then(
@@ -156,7 +158,7 @@ def _kind(tree: PyTree) -> Any:
     return jnp.result_type(*jax.tree.leaves(tree))
 
 
-def _solver(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Any, str]:
+def choose_solver(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Any, str]:
     size = optax.tree.size(y0)
     y_set = problem.set_of_y(problem.view(x0, *data))
     flat = isinstance(y_set, Reals) or tangent(y_set, y0, 1.0) is not None
@@ -232,17 +234,29 @@ def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
     return jax.vmap(into)(rows)
 
 
-def _survey(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> int:
-    """How many starts spread over Y lead to other minima than the lowest, at x0 or another point of X; the most met."""
+class Survey(NamedTuple):
+    """What descents of the follower from several starts showed, at x0 and at other points of X."""
+
+    others: int
+    """how many starts led to another minimum than the lowest; the most met at one x"""
+    solved: float
+    """the share of the descents that arrived"""
+    ends: np.ndarray
+    """where those at x0 ended, as flat vectors, one row each; only those that arrived"""
+
+
+def survey_minima(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Survey:
     more = _spread(problem.x_set, x0, _PLACES - 1, 3)
     xs = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), x0, more)
     starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, _count(y0), 1)
     same = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), starts)
-    _, totals, solved, hills, before = jax.device_get(_solve_from(problem, solver, xs, y0, same, data))
-    spread = [np.ptp(row[np.isfinite(row)]) if np.isfinite(row).any() else 0.0 for row in before]
+    found = jax.device_get(_solve_from(problem, solver, xs, y0, same, data))
+    spread = [np.ptp(row[np.isfinite(row)]) if np.isfinite(row).any() else 0.0 for row in found.before]
     # Beside the variation of f over the starts, and beside its rounding.
-    floor = 1e-6 * np.asarray(spread)[:, None] + 1e-12 * np.abs(np.where(np.isfinite(totals), totals, 0))
-    return int(np.max(np.sum(solved & (hills > floor), axis=1)))
+    floor = 1e-6 * np.asarray(spread)[:, None] + 1e-12 * np.abs(np.where(np.isfinite(found.totals), found.totals, 0))
+    others = int(np.max(np.sum(found.solved & (found.hills > floor), axis=1)))
+    first = [np.asarray(leaf)[0].reshape(found.solved.shape[1], -1) for leaf in jax.tree.leaves(found.ends)]
+    return Survey(others, float(np.mean(found.solved)), np.concatenate(first, axis=1)[found.solved[0]])
 
 
 def _count(y0: PyTree) -> int:
@@ -250,10 +264,20 @@ def _count(y0: PyTree) -> int:
     return STARTS if optax.tree.size(y0) <= NEWTON else 3
 
 
+class _Ends(NamedTuple):
+    ends: PyTree
+    totals: Any
+    """f (and its term) there"""
+    solved: Any
+    hills: Any
+    """how much higher f is somewhere between an end and the lowest one"""
+    before: Any
+    """f at the starts"""
+
+
 @quick_jit
-def _solve_from(problem: Problem, solver: Any, xs: PyTree, y0: PyTree, starts: PyTree, data: tuple[Any, ...]) -> Any:
-    """From y0 and from starts, at each of several x: the lowest end's value, those of the ends, whether each is solved,
-    how high the hill between it and the lowest end is, and the values at the starts."""
+def _solve_from(problem: Problem, solver: Any, xs: PyTree, y0: PyTree, starts: PyTree, data: tuple[Any, ...]) -> _Ends:
+    """Descents of the follower from y0 and from other starts, at each of several x."""
 
     def at_one_x(place):
         x, starts = place
@@ -275,7 +299,7 @@ def _solve_from(problem: Problem, solver: Any, xs: PyTree, y0: PyTree, starts: P
 
             return jnp.nanmax(jax.vmap(height)(jnp.asarray(_BETWEEN, totals.dtype))) - total
 
-        return jnp.min(totals), totals, solved, jax.vmap(hill)(ends, totals), jax.vmap(follower.total)(starts)
+        return _Ends(ends, totals, solved, jax.vmap(hill)(ends, totals), jax.vmap(follower.total)(starts))
 
     return jax.lax.map(at_one_x, (xs, starts))
 

@@ -13,17 +13,62 @@ from bilax.problem.problem import Problem
 from bilax.problem.sets import Set
 
 
+def as_arrays(name: str, tree: PyTree) -> PyTree:
+    """The tree with pandas frames, PyTorch tensors and the like as NumPy arrays; refuses what is not numbers."""
+
+    def convert(path, leaf):
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex | jax.ShapeDtypeStruct):
+            return leaf
+        where = name + jax.tree_util.keystr(path)
+        if not hasattr(leaf, "__array__"):
+            raise TypeError(f"{where} is {_short(leaf)}, not an array. Keep only arrays and numbers in {name}.")
+        try:
+            array = np.asarray(leaf)
+        except Exception as error:
+            raise TypeError(
+                f"{where} is a {type(leaf).__name__} that cannot be read as an array ({error}). For a PyTorch tensor "
+                "write tensor.detach().cpu().numpy()."
+            ) from None
+        if array.dtype == object:
+            raise TypeError(
+                f"{where} is a {type(leaf).__name__} whose columns are not all numbers. Encode or drop the others "
+                "first, and write frame.to_numpy(float)."
+            )
+        return array
+
+    return jax.tree_util.tree_map_with_path(convert, tree)
+
+
+def warn_of_doubles(name: str, tree: PyTree) -> None:
+    """Warns, once, where double precision is handed in and will be rounded."""
+    double = any(getattr(leaf, "dtype", None) == np.float64 for leaf in jax.tree.leaves(tree))
+    if double and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        _warn_once(name)
+
+
+@functools.cache
+def _warn_once(name: str) -> None:
+    warnings.warn(
+        f"{name} holds numbers in double precision, but JAX computes in single: they are rounded. For double precision "
+        'write jax.config.update("jax_enable_x64", True) at the top of your program. (bilax.auto() uses double by '
+        "itself where the problem is small.)",
+        stacklevel=5,
+    )
+
+
+def _short(leaf: Any) -> str:
+    text = repr(leaf)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
 def check_point(name: str, point: PyTree, *, may_be_empty: bool = False) -> PyTree:
     """`point` with its leaves as float arrays; refuses integers, empty arrays and empty trees."""
+    point = as_arrays(name, point)
     leaves = jax.tree_util.tree_leaves_with_path(point)
     if not leaves and not may_be_empty:
         raise ValueError(f"{name} holds no arrays: the follower needs at least one variable.")
     for path, leaf in leaves:
-        where = name + jax.tree_util.keystr(path)
-        try:
-            array = jnp.asarray(leaf)
-        except TypeError:
-            raise TypeError(f"{where} is {leaf!r}, not an array. Keep only arrays in {name}.") from None
+        where, array = name + jax.tree_util.keystr(path), jnp.asarray(leaf)
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
                 f"{where} has dtype {array.dtype}: derivatives need floating numbers. Write 1.0 for 1, or use "

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from bilax.problem.checks import as_arrays
+
 Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...]]
 """What both objectives get after (x, y): a tuple; a function (step, key) -> tuple, which is traced; or an
 iterable of tuples, one for each outer step, of which the next few are read while the device computes."""
@@ -35,7 +37,7 @@ def check_data(data: Any) -> Any:
     """The data in the loop's form: a tuple, a function, or `Batches`."""
     what = "data must be a tuple (write data=(batch,) for one value), a function (step, key) -> tuple or an iterable"
     if isinstance(data, tuple):
-        return data
+        return as_arrays("data", data)
     if callable(data):
         example = jax.eval_shape(data, 0, jax.random.key(0))
         if not isinstance(example, tuple):
@@ -48,11 +50,17 @@ def check_data(data: Any) -> Any:
         first = next(iterator)
     except StopIteration:
         raise ValueError("data is an iterable without a single batch.") from None
+    first = _item(first)
     if not isinstance(first, tuple):
         raise TypeError(f"{what} of tuples; the first item is {type(first)}.")
     # An iterator can be read only once: hand back what was taken from it.
     source = itertools.chain([first], iterator) if iterator is data else data
     return Batches(first, source)
+
+
+def _item(item: Any) -> Any:
+    """One step's data as a tuple of arrays; PyTorch's DataLoader gives lists of tensors."""
+    return as_arrays("data", tuple(item)) if isinstance(item, list | tuple) else item
 
 
 class Reader:
@@ -71,6 +79,7 @@ class Reader:
             batches = starting_at(skip) if starting_at else itertools.islice(source, skip, None)
             shapes = None
             for number, batch in enumerate(itertools.islice(batches, wanted), skip):
+                batch = _item(batch)
                 found = jax.tree.map(np.shape, batch)
                 shapes = shapes or found
                 if found != shapes:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -16,12 +16,12 @@ from bilax.methods.algorithm import Algorithm
 from bilax.methods.auto import Auto
 from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
-from bilax.problem.checks import check_inside, check_point
+from bilax.problem.checks import check_inside, check_point, warn_of_doubles
 from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.problem.sets import Each
+from bilax.problem.sets import Each, Set
 from bilax.problem.variables import Fixed, take_variables
 from bilax.run.chunks import Plan, drive, finished
 from bilax.run.data import Batches, Data, check_data
@@ -80,6 +80,7 @@ def solve(
         steps = 5000 if isinstance(method, Auto) else 500
     options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance)
     given, x0, y0, fixed = take_variables(problem, x0, y0)
+    given_x0, given_y0 = x0, y0
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
     data = check_data(data)
@@ -88,7 +89,10 @@ def solve(
             raise TypeError(
                 "bilax.auto() chooses its optimiser: leave out optimizer and z_optimizer, or name a method."
             )
-        return _solve_by_itself(method, given, x0, y0, data, tasks, _key(key), steps, fixed, record, options)
+        return _solve_by_itself(
+            method, _Setting(given, x0, y0, data, _key(key), steps, fixed, record, options, tasks=tasks)
+        )
+    _warn_of_rounding(given_x0, given_y0, data)
     algorithm = _algorithm(method, optimizer, z_optimizer, tasks)
     if tasks and not isinstance(algorithm, Hypergradient):
         given, y0 = _joined_tasks(given, algorithm, y0, data)
@@ -96,45 +100,67 @@ def solve(
     return _start(Plan(loop, x0, y0, _key(key), steps, fixed), options)
 
 
-def _solve_by_itself(
-    method: Auto,
-    problem: Problem,
-    x0: PyTree,
-    y0: PyTree,
-    data: Any,
-    tasks: bool,
-    key: Array,
-    steps: int,
-    fixed: Fixed,
-    record: Record,
-    options: RunOptions,
-) -> Solution:
-    """`solve` by `bilax.auto()`: chooses, runs, looks at the end once more and goes on from there if need be."""
-    precise = isinstance(data, tuple) and method.precise(x0, y0)
-    like = x0, y0
+class _Setting(NamedTuple):
+    """What `solve` and `multistart` hand to a method that chooses itself."""
+
+    problem: Problem
+    x0: PyTree
+    y0: PyTree
+    data: Any
+    key: Array
+    steps: int
+    fixed: Fixed
+    record: Record
+    options: RunOptions
+    tasks: bool = False
+    many: bool = False
+    data_axes: Any = None
+
+
+def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
+    """Chooses, runs, looks at the end once more and runs again if need be."""
+    problem, x0, y0, data, *_ = given
+    steady = isinstance(data, tuple) and not isinstance(data, Batches)
+    precise = steady and method.precise(x0, y0)
     with double_precision() if precise else contextlib.nullcontext():
         if precise:
             x0, y0, data = in_double(x0), in_double(y0), _floats_in_double(data)
-        if tasks:
+        if given.tasks:
             problem, y0 = _joined_tasks(problem, method, y0, data)
-        algorithm, plan = method.prepare(problem, x0, y0, data)
-        for attempt in range(2):
-            loop = Loop(problem, algorithm, data, None, _joined_record(record, fixed))
-            solution = _start(Plan(loop, x0, y0, key, steps, fixed), options)
-            again = method.review(problem, algorithm, solution, data, plan) if isinstance(data, tuple) else None
-            if again is None:
+        # One step's data, and of many starts the first.
+        example = data if steady else data.first if isinstance(data, Batches) else data(0, given.key)
+        one = x0, y0, example
+        if given.many:
+            one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), _of_first_start(example, given.data_axes)
+        algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many)
+        again, solution = (algorithm, plan), None
+        for _ in range(2):
+            if again is None or (solution is not None and given.options.saving is not None):
                 break
             algorithm, plan = again
-            if attempt or options.saving is not None or solution.ended is Status.time_limit:
-                break
-    x_like, y_like = like
+            record = _joined_record(given.record, given.fixed)
+            loop = Loop(problem, algorithm, data, None, record, given.many, given.data_axes)
+            solution = _start(Plan(loop, x0, y0, given.key, given.steps, given.fixed), given.options)
+            review = steady and not given.many and solution.ended is not Status.time_limit
+            again = method.review(problem, algorithm, solution, data, plan) if review else None
+        assert solution is not None
+        plan = plan if again is None else again[1]
     return dataclasses.replace(
         solution,
-        x=_as_given(solution.x, x_like),
-        y=_as_given(solution.y, y_like),
-        z=_as_given(solution.z, y_like),
+        x=_as_given(solution.x, given.x0),
+        y=_as_given(solution.y, given.y0),
+        z=_as_given(solution.z, given.y0),
         plan=plan,
     )
+
+
+def _of_first_start(data: PyTree, axes: Any) -> PyTree:
+    def take(axis, part):
+        return part if axis is None else jax.tree.map(lambda leaf: jnp.take(leaf, 0, axis), part)
+
+    if axes is None or isinstance(axes, int):
+        return take(axes, data)
+    return jax.tree.map(take, axes, data, is_leaf=lambda axis: axis is None)
 
 
 def _floats_in_double(data: PyTree) -> PyTree:
@@ -154,7 +180,7 @@ def _as_given(found: PyTree, like: PyTree) -> PyTree:
 
 def multistart(
     problem: Problem,
-    method: Method | Algorithm,
+    method: Method | Algorithm | Auto,
     x0s: PyTree,
     y0s: PyTree,
     *,
@@ -186,8 +212,14 @@ def multistart(
             "For a single start use bilax.solve."
         )
     x0s, y0s = check_point("x0s", x0s, may_be_empty=True), check_point("y0s", y0s)
-    x0s, y0s = check_inside("x0s", x0s, Each(problem.x_set)), check_inside("y0s", y0s, Each(problem.y_set))
-    algorithm, data = _algorithm(method, optimizer, z_optimizer), check_data(data)
+    x0s = check_inside("x0s", x0s, Each(problem.x_set))
+    y0s = check_inside("y0s", y0s, Each(problem.y_set)) if isinstance(problem.y_set, Set) else y0s
+    data = check_data(data)
+    if isinstance(method, Auto):
+        _check_no_optimizer(optimizer, z_optimizer)
+        setting = _Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options)
+        return _solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
+    algorithm = _algorithm(method, optimizer, z_optimizer)
     loop = Loop(given, algorithm, data, tolerance, _joined_record(record, fixed), many=True, data_axes=data_axes)
     return _start(Plan(loop, x0s, y0s, _key(key), steps, fixed), options)
 
@@ -213,6 +245,16 @@ def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tu
 _run = eqx.filter_jit(_whole_run)
 _run_once = quick_jit(_whole_run)
 """for runs that take less time than their compilation"""
+
+
+def _warn_of_rounding(x0: PyTree, y0: PyTree, data: Any) -> None:
+    for name, tree in (("x0", x0), ("y0", y0), ("data", () if callable(data) else data)):
+        warn_of_doubles(name, data.first if tree is data and isinstance(data, Batches) else tree)
+
+
+def _check_no_optimizer(*optimizers: Any) -> None:
+    if any(one is not None for one in optimizers):
+        raise TypeError("bilax.auto() chooses its optimiser: leave out optimizer and z_optimizer, or name a method.")
 
 
 def _check_settings(problem: Any, steps: Any, tolerance: Any) -> int:

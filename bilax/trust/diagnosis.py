@@ -3,6 +3,7 @@
 Everything here runs in double precision, whatever the caller's setting, and reports plain numbers.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,14 +11,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from bilax.gradient.implicit import DENSE, Implicit
+from bilax.methods.auto import choose_solver, survey_minima
 from bilax.methods.recipes import Method, ia_gm_a, iaptt_gm, ls
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
+from bilax.run.solve import solve
 from bilax.trust.flat_problem import FlatProblem, Range, flatten
 from bilax.trust.follower_minima import low_discrepancy
 
@@ -32,20 +37,24 @@ class Diagnosis(eqx.Module):
     residual: float
     """‖R_α(x, y)‖ / α at α = 1/L_f"""
     convexity: str
-    """"strongly convex", "convex" or "non-convex", as far as was seen"""
+    """"strongly convex", "convex" or "non-convex", as far as was seen; "unconverged" where hardly a descent arrived"""
     minima: int
     """distinct end points of the starts"""
     starts: int
     method: str
-    """name of the recommended recipe"""
+    """name of the recipe that suits this follower, if its steps are to be counted"""
     inner_steps: int
     step_size: float
+    recommended: Method
+    """what to hand to `solve` with an optimiser: solves the follower where it can be, else takes the recipe's steps"""
+    tried: tuple[float, float]
+    """F where the leader is, and after a few steps with `recommended`"""
     reasons: tuple[str, ...]
 
     @property
-    def recommended(self) -> Method:
-        """The recommended method, ready for `solve`."""
-        return _RECOMMENDED[self.method](self.inner_steps, self.step_size)
+    def recipe(self) -> Method:
+        """The recipe with its step length and number of steps."""
+        return _RECIPES[self.method](self.inner_steps, self.step_size)
 
     @property
     def words(self) -> str:
@@ -55,7 +64,8 @@ class Diagnosis(eqx.Module):
     def __str__(self) -> str:
         return (
             f"{self.convexity} follower, curvature {self.curvature[0]:.3g} to {self.curvature[1]:.3g}, "
-            f"{self.minima} distinct minima: use {self.method}({self.inner_steps}, {self.step_size:.3g}). " + self.words
+            f"{self.minima} distinct minima: use bilax.auto(), or {self.method}({self.inner_steps}, "
+            f"{self.step_size:.3g}). {self.words}"
         )
 
     @property
@@ -68,12 +78,18 @@ class Diagnosis(eqx.Module):
             ("step sizes that descend", f"below {2 / self.lipschitz:.4g}"),
             ("residual", f"{self.residual:.3g}"),
             ("distinct minima", f"{self.minima} from {self.starts} starts"),
-            ("recommended", f"{self.method}(inner_steps={self.inner_steps}, step_size={self.step_size:.3g})"),
+            ("recommended", "bilax.auto()"),
+            ("as a recipe", f"{self.method}(inner_steps={self.inner_steps}, step_size={self.step_size:.3g})"),
+            ("tried", f"F from {self.tried[0]:.6g} to {self.tried[1]:.6g} in {_TRIED} steps"),
         ]
 
 
-_RECOMMENDED: dict[str, Callable[[int, float], Method]] = {"ls": ls, "ia_gm_a": ia_gm_a, "iaptt_gm": iaptt_gm}
+_RECIPES: dict[str, Callable[[int, float], Method]] = {"ls": ls, "ia_gm_a": ia_gm_a, "iaptt_gm": iaptt_gm}
 _STARTS, _DESCENT_STEPS = 16, 300
+_TRIED = 10
+"""leader steps with which a recommendation is tried"""
+_ABSURD = 1e6
+"""a greatest curvature that exceeds that at the follower's minimum by so much is no guide to a step length"""
 
 
 def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = ()) -> Diagnosis:
@@ -88,24 +104,51 @@ def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = 
         x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), data)
         unit = low_discrepancy(_STARTS, ravel_pytree(y)[0].size, 5)
         survey = jax.device_get(_survey(problem, x, y, data, unit))
-    least, greatest = float(survey.least), float(survey.greatest)
-    lipschitz = max(abs(least), abs(greatest), 1e-12)
-    convexity = "non-convex"
-    if least >= -1e-6 * lipschitz:
-        convexity = "strongly convex" if least >= 1e-4 * lipschitz else "convex"
-    name, reasons = _recommend(convexity, least, lipschitz, int(survey.minima))
+        least, greatest, minima, solved = float(survey.least), float(survey.greatest), int(survey.minima), 1.0
+        solver, _ = choose_solver(problem, x, y, data)
+        if ravel_pytree(y)[0].size <= DENSE:
+            descents = survey_minima(problem, solver, x, y, data)
+            solved = descents.solved
+            minima = 1
+            if len(descents.ends):
+                ends = jnp.asarray(descents.ends)
+                minima = int(_count_distinct(ends, jnp.ptp(ends, axis=0) + 1e-12)) if descents.others else 1
+                at_minima = jax.device_get(_curvatures(problem, x, y, data, ends))
+                usual = float(np.max(np.abs(np.nan_to_num(at_minima, posinf=0, neginf=0))))
+                if usual > 0 and max(abs(least), abs(greatest)) > _ABSURD * usual:
+                    least, greatest = float(np.min(at_minima)), float(np.max(at_minima))
+        lipschitz = max(abs(least), abs(greatest), 1e-12)
+        several = minima > 1 or least < -1e-6 * lipschitz
+        convexity = "non-convex" if several else "strongly convex" if least >= 1e-4 * lipschitz else "convex"
+        convexity = convexity if several or solved >= 0.5 else "unconverged"
+        name, reasons = _recommend(convexity, least, lipschitz, minima)
+        steps = int(np.clip(2 * int(survey.settled), 10, 500))
+        solving = Method(5000, solver, derivative=Implicit(), start="warm", follower_tolerance=1e-8)
+        recommended = solving if minima == 1 and solved >= 0.5 else _RECIPES[name](steps, 1 / lipschitz)
+        trial = solve(problem, recommended, x, y, data=data, steps=_TRIED, optimizer=optax.adam(0.05))
+        tried = float(trial.history.upper[0]) if trial.steps else math.nan, float(trial.upper)
+    if trial.ended.failed:
+        reasons = (*reasons, f"Tried for {_TRIED} steps, it failed: {trial.ended.message}")
     return Diagnosis(
         curvature=(least, greatest),
         lipschitz=lipschitz,
         residual=float(survey.residual),
         convexity=convexity,
-        minima=int(survey.minima),
+        minima=minima,
         starts=_STARTS,
         method=name,
-        inner_steps=int(np.clip(2 * int(survey.settled), 10, 500)),
+        inner_steps=steps,
         step_size=1 / lipschitz,
+        recommended=recommended,
+        tried=tried,
         reasons=reasons,
     )
+
+
+@quick_jit
+def _curvatures(problem: Problem, x: PyTree, y: PyTree, data: Any, points: Array) -> Array:
+    flat = flatten(problem, x, y, data)
+    return jnp.stack(jax.vmap(lambda point: _extreme_curvature(flat, flat.ravel(x), point))(points))
 
 
 def _recommend(convexity: str, least: float, lipschitz: float, minima: int) -> tuple[str, tuple[str, ...]]:
@@ -118,6 +161,9 @@ def _recommend(convexity: str, least: float, lipschitz: float, minima: int) -> t
     if convexity == "convex":
         why = "The follower is convex but flat in places: accelerated steps with an optimised start (Theorem 3.3)."
         return "ia_gm_a", (why, step)
+    if convexity == "unconverged":
+        why = "Fewer than half of the descents arrived at a minimum: f may be unbounded below, or not smooth."
+        return "iaptt_gm", (why, step)
     why = f"Negative curvature ({least:.3g}) and {minima} distinct minima: the start decides where the follower ends."
     return "iaptt_gm", (why, step, "Certify what comes out; bilax.solve_global looks at all basins.")
 

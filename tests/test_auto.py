@@ -1,0 +1,216 @@
+"""`bilax.auto()`: the default call gets the right answer, says what it did, and takes arrays as people have them."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+
+import bilax
+
+COSTS = np.asarray([1.0, 1.5, 2.0, 4.0])
+
+
+def tolls(term):
+    return bilax.Problem(
+        lambda t, y: -jnp.vdot(t, y[:3]),
+        lambda t, y: jnp.vdot(COSTS + jnp.append(t, 0.0), y) + term(y),
+        bilax.Box(0.0, 5.0),
+        bilax.Simplex(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("term", "best"),
+    [(lambda y: 0.5 * jnp.sum(y * jnp.log(y)), -2.00853), (lambda y: 0.5 * jnp.sum(y**2), -2.29167)],
+    ids=["entropy", "squares"],
+)
+def test_tolls_on_the_simplex(term, best):
+    solution = bilax.solve(tolls(term), bilax.auto(), np.ones(3), np.full(4, 0.25))
+    assert solution.status is bilax.Status.converged
+    np.testing.assert_allclose(solution.upper, best, atol=2e-5)
+    np.testing.assert_allclose(solution.upper, -solution.x @ solution.y[:3], rtol=1e-5)
+    assert "Newton" in str(solution.plan)
+    assert "led to the same minimum" in str(solution.plan)
+
+
+def ridge():
+    rng = np.random.default_rng(0)
+    inputs, valid = rng.normal(size=(30, 6)), rng.normal(size=(20, 6))
+    truth = np.asarray([1.0, -2.0, 0, 0, 0.5, 0])
+    answers, goals = inputs @ truth + rng.normal(size=30), valid @ truth + rng.normal(size=20)
+    problem = bilax.Problem(
+        lambda x, y: jnp.mean((valid @ y - goals) ** 2),
+        lambda x, y: jnp.mean((inputs @ y - answers) ** 2) + jnp.sum(jnp.exp(x) * y**2),
+        bilax.Box(-8.0, 4.0),
+    )
+
+    def value(x):
+        y = np.linalg.solve(inputs.T @ inputs / 30 + np.diag(np.exp(x)), inputs.T @ answers / 30)
+        return float(np.mean((valid @ y - goals) ** 2))
+
+    return problem, value
+
+
+def test_penalties_of_a_ridge_regression_against_scipy():
+    problem, value = ridge()
+    solution = bilax.solve(problem, bilax.auto(), np.full(6, -1.0), np.zeros(6))
+    rng = np.random.default_rng(1)
+    starts = [np.full(6, -1.0), *rng.uniform(-8, 4, (10, 6))]
+    best = min(scipy.optimize.minimize(value, x, bounds=[(-8, 4)] * 6, tol=1e-12).fun for x in starts)
+    progress = (value(np.full(6, -1.0)) - value(solution.x)) / (value(np.full(6, -1.0)) - best)
+    assert progress > 0.99
+    np.testing.assert_allclose(solution.upper, value(solution.x), rtol=1e-6)
+    assert solution.history.follower_steps[0] > 0
+
+
+def test_several_minima_are_seen_and_the_lowest_counts():
+    """The follower's left well is the lower one for x > 0; y0 lies in the right one."""
+    problem = bilax.Problem(
+        lambda x, y: (x - 0.5) ** 2 + (y + 1) ** 2,
+        lambda x, y: (y**2 - 1) ** 2 + 0.3 * x * y,
+        bilax.Box(-1.0, 1.0),
+        bilax.Box(-2.0, 2.0),
+    )
+    solution = bilax.solve(problem, bilax.auto(), 0.2, 1.0)
+    assert "several minima" in str(solution.plan)
+    grid = np.linspace(-2, 2, 400001)
+    lowest = grid[np.argmin((grid**2 - 1) ** 2 + 0.3 * float(solution.x) * grid)]
+    np.testing.assert_allclose(solution.y, lowest, atol=2e-5)
+    assert solution.y < 0
+
+
+def test_a_minimum_that_the_survey_misses_is_found_at_the_end(monkeypatch):
+    from bilax.methods import auto
+
+    monkeypatch.setattr(auto, "survey_minima", lambda *_: auto.Survey(0, 1.0, np.zeros((0, 1))))
+    # The right well is as low for x < 0 and higher for x > 0, where the leader goes; y0 lies in it.
+    problem = bilax.Problem(
+        lambda x, y: (x - 0.8) ** 2,
+        lambda x, y: (y**2 - 1) ** 2 + 0.3 * x * y,
+        bilax.Box(-1.0, 1.0),
+        bilax.Box(-2.0, 2.0),
+    )
+    solution = bilax.solve(problem, bilax.auto(), -0.5, 1.0)
+    assert "run again with" in str(solution.plan)
+    assert solution.y < 0
+
+
+def test_large_followers_and_terms():
+    rng = np.random.default_rng(0)
+    inputs, valid = rng.normal(size=(60, 500)) / 8, rng.normal(size=(40, 500)) / 8
+    truth = np.concatenate([3 * np.ones(5), np.zeros(495)])
+    answers, goals = inputs @ truth, valid @ truth
+    problem = bilax.Problem(
+        lambda x, y: jnp.mean((valid @ y - goals) ** 2),
+        lambda x, y: 0.5 * jnp.sum((inputs @ y - answers) ** 2),
+        bilax.Box(-6.0, 2.0),
+        lambda x: bilax.L1(jnp.exp(x)),
+    )
+    solution = bilax.solve(problem, bilax.auto(), -1.0, np.zeros(500))
+    assert "L-BFGS" in str(solution.plan)
+    assert np.sum(solution.y == 0) > 300
+    # The follower's own optimality: no slope beyond the weight, and exactly the weight on the support.
+    slope, weight = inputs.T @ (inputs @ solution.y - answers), np.exp(float(solution.x))
+    assert np.max(np.abs(slope)) < weight * (1 + 1e-4)
+    on = solution.y != 0
+    np.testing.assert_allclose(slope[on], -weight * np.sign(solution.y[on]), rtol=1e-3)
+
+
+def test_data_that_change_are_followed_by_first_order_steps():
+    problem = bilax.Problem(
+        lambda x, y, c: jnp.sum((y - 1) ** 2), lambda x, y, c: jnp.sum((y - x - 0.1 * c) ** 2), bilax.Box(-3.0, 3.0)
+    )
+    solution = bilax.solve(
+        problem, bilax.auto(), 0.0, 0.0, data=lambda step, key: (jax.random.normal(key),), steps=1500
+    )
+    assert "data change" in str(solution.plan)
+    np.testing.assert_allclose(solution.x, 1, atol=0.1)
+    with pytest.raises(TypeError, match="chooses its optimiser"):
+        bilax.solve(problem, bilax.auto(), 0.0, 0.0, data=(0.0,), optimizer=optax.sgd(0.1))
+
+
+def test_a_follower_without_a_minimum_is_not_called_solved():
+    problem = bilax.Problem(lambda x, y: y**2, lambda x, y: x * y, bilax.Box(1.0, 2.0))
+    solution = bilax.solve(problem, bilax.auto(), 1.5, 0.0, steps=50)
+    assert solution.status.failed
+
+
+def test_a_run_that_goes_astray_says_so_and_ends_at_a_solved_point():
+    """The leader makes the curvature grow past what the fixed step length allows."""
+    problem = bilax.Problem(lambda x, y: (y - 1) ** 2 - 3 * x, lambda x, y: jnp.exp(x) * (y - 0.5) ** 2)
+    solution = bilax.solve(problem, bilax.ls(30, 0.1), 0.0, 0.0, steps=500, optimizer=optax.sgd(0.05))
+    assert solution.status is bilax.Status.diverged
+    assert abs(solution.y - 0.5) < 0.1
+    assert abs(solution.upper) < 20
+    steady = bilax.solve(problem, bilax.ls(30, None), 0.0, 0.0, steps=60, optimizer=optax.sgd(0.05))
+    assert steady.status is bilax.Status.step_limit
+    np.testing.assert_allclose(steady.y, 0.5, atol=1e-3)
+
+
+def test_optax_s_own_lbfgs_may_move_the_leader():
+    problem, value = ridge()
+    problem = bilax.Problem(problem.upper, problem.lower)
+    method = bilax.Method(50, bilax.Newton(), derivative=bilax.Implicit(), follower_tolerance=1e-8)
+    solution = bilax.solve(problem, method, jnp.full(6, -1.0), jnp.zeros(6), steps=20, optimizer=optax.lbfgs())
+    assert solution.upper < value(np.full(6, -1.0))
+    np.testing.assert_allclose(solution.upper, value(solution.x), rtol=1e-6)
+
+
+# Arrays as people have them
+
+PAIRS = """
+    import itertools, warnings
+    import numpy as np, jax, jax.numpy as jnp
+    import bilax
+
+    rng = np.random.default_rng(0)
+    A, b = rng.normal(size=(9, 2)), rng.normal(size=9)
+    problem = bilax.Problem(
+        lambda x, y: jnp.mean((A @ y - b) ** 2) + 0.1 * x**2,
+        lambda x, y: jnp.sum((A @ y - b) ** 2) + jnp.exp(x) * jnp.sum(y**2),
+        bilax.Box(-3.0, 3.0), bilax.Box(-4.0, 4.0),
+    )
+    x, y = jnp.zeros(()), jnp.zeros(2)
+    method = bilax.ls(20, 0.02)
+    own = jax.jit(lambda y: jnp.sum((A @ y - b) ** 2))
+    solution = bilax.evaluate(problem, x, y, ())
+    point = type("Point", (), {"x": x, "y": y})()
+    calls = {
+        "solve": lambda: bilax.solve(problem, method, x, y, steps=3).upper,
+        "auto": lambda: bilax.solve(problem, bilax.auto(), x, y).upper,
+        "diagnose": lambda: bilax.diagnose(problem, x, y).lipschitz,
+        "certify": lambda: bilax.certify(problem, point).gap,
+        "check": lambda: bilax.check_hypergradient(problem, method, x, y, probes=2).errors["x"],
+        "search": lambda: bilax.solve_global(problem, x, y).upper,
+        "own": lambda: own(y) + jax.jit(lambda y: own(y))(y),
+    }
+    # A walk that takes every ordered pair of calls once.
+    order, left = ["solve"], {a: list(calls) for a in calls}
+    def walk(a):
+        while left[a]:
+            walk(left[a].pop())
+        order.append(a)
+    order = []
+    walk("solve")
+    assert len(order) == len(calls) ** 2 + 1
+    first = {}
+    for name in order:
+        value = np.asarray(calls[name]())
+        assert np.isfinite(value), name
+        assert abs(first.setdefault(name, value) - value) <= 1e-6 * (1 + abs(value)), name
+    assert own(y).dtype == jnp.float32
+    print("fine")
+"""
+
+
+def test_every_call_may_follow_every_other_with_closed_over_numpy_arrays():
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PAIRS)], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert out.stdout.strip() == "fine", out.stdout + out.stderr[-3000:]
