@@ -13,10 +13,12 @@ def test_the_example_runs_and_solves_the_problem(capsys):
     assert len(text.splitlines()) <= 100
     example = re.findall(r"```python\n(.*?)```", text, re.S)[0]
     assert len(example.splitlines()) <= 15
+    assert "bilax.auto()" in example
     names = {}
     exec(example, names)
-    assert abs(float(names["solution"].x) - 8.6394) < 0.02 * 8.6394
-    assert "step_limit" in capsys.readouterr().out
+    assert abs(float(names["solution"].upper) + 2.00853) < 1e-5
+    assert names["solution"].status is bilax.Status.converged
+    assert "Newton" in capsys.readouterr().out
 
 
 def test_every_public_name_exists_and_says_what_it_is():
