@@ -77,7 +77,7 @@ def test_trajectories_are_those_of_the_equations(name, start):
 
 def test_momentum_of_the_papers_sequence_stays_a_quarter():
     """t_{k+1} = (1 + √(1 + t_k²))/2 tends to 4/3, so its momentum tends to 1/4; FISTA's tends to 1."""
-    flat = bilax.Follower(lambda y: y, lambda y: 0.0 * y, lambda y: y)
+    flat = bilax.Follower(lambda y: y, lambda y: 0.0 * y)
     for dynamics, limit in ((bilax.Nesterov(0.1, "paper"), 0.25), (bilax.Nesterov(0.1, "fista"), 1.0)):
         state, t = dynamics.init(jnp.asarray(0.0)), [1.0]
         for k in range(400):

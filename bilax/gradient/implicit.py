@@ -136,10 +136,11 @@ class Neumann(eqx.Module):
     def check(self, method: "Method") -> None:
         if self.terms < 1:
             raise ValueError(f"terms must be at least 1, got {self.terms}.")
-        if isinstance(method.dynamics, FromOptax) or getattr(method.dynamics, "step_size", None) is None:
+        searches = hasattr(method.dynamics, "unsolved") or getattr(method.dynamics, "step_size", 1.0) is None
+        if searches or isinstance(method.dynamics, FromOptax):
             raise ValueError(
-                "the Neumann series needs the step length of a descent, which an optax optimiser, a line search or "
-                "your own dynamics do not tell. Use dynamics=GradientDescent(...), or derivative=bilax.Implicit()."
+                "the Neumann series needs the step length of a descent, which an optax optimiser or a line search "
+                "does not tell. Use dynamics=GradientDescent(...), or derivative=bilax.Implicit()."
             )
 
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:

@@ -254,7 +254,8 @@ def survey_minima(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: t
     spread = [np.ptp(row[np.isfinite(row)]) if np.isfinite(row).any() else 0.0 for row in found.before]
     # Beside the variation of f over the starts, and beside its rounding.
     floor = 1e-6 * np.asarray(spread)[:, None] + 1e-12 * np.abs(np.where(np.isfinite(found.totals), found.totals, 0))
-    others = int(np.max(np.sum(found.solved & (found.hills > floor), axis=1)))
+    above = found.totals - np.min(found.totals, axis=1, keepdims=True)
+    others = int(np.max(np.sum(found.solved & ((found.hills > floor) | (above > floor)), axis=1)))
     first = [np.asarray(leaf)[0].reshape(found.solved.shape[1], -1) for leaf in jax.tree.leaves(found.ends)]
     return Survey(others, float(np.mean(found.solved)), np.concatenate(first, axis=1)[found.solved[0]])
 

@@ -64,7 +64,9 @@ class Hypergradient(eqx.Module):
         found = Evaluation(
             info.y, value, info.lower, info.residual, info.k_bar, info.y_last, grad_x, grad_z, info.solved, info.steps
         )
-        return Carry(x_next, z, x_memory, z_memory), found._replace(info=info)
+        # Without a leader there is nothing to do once the follower is solved.
+        arrived = not jax.tree.leaves(x) and self.method.follower_tolerance is not None
+        return Carry(x_next, z, x_memory, z_memory), found._replace(converged=arrived, info=info)
 
     def point(self, carry: Carry) -> tuple[PyTree, PyTree]:
         return carry.x, carry.z
