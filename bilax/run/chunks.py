@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from bilax.problem.compiled import compiled
 from bilax.problem.trees import from_named, named_leaves
 from bilax.problem.variables import Fixed
 from bilax.run import checkpoint
@@ -33,7 +34,7 @@ CHUNK_SECONDS = 0.5
 CAPACITY = 1 << 16
 """outer steps in one chunk at the most: bounds the buffers that hold its history"""
 
-_begin, _advance, _finish = eqx.filter_jit(begin), eqx.filter_jit(advance), eqx.filter_jit(finish)
+_begin, _advance, _finish = compiled(begin), compiled(advance), compiled(finish)
 
 
 class Plan(NamedTuple):

@@ -14,6 +14,7 @@ from bilax.gradient.tasks import count_tasks
 from bilax.methods.algorithm import Algorithm
 from bilax.methods.hypergradient import Hypergradient
 from bilax.problem.checks import check_inside, check_point
+from bilax.problem.compiled import compiled
 from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.problem import Problem
 from bilax.problem.sets import Each
@@ -65,8 +66,8 @@ def solve(
 
     Without progress, callbacks, saving, an iterable and a time limit the whole run is one compiled call; with
     them it is a few, each about half a second long. Whatever happens, the solution is the last point that was
-    evaluated and found finite. A second call with the same problem, method and optimiser objects and the same
-    shapes compiles nothing.
+    evaluated and found finite. A second call with the same functions and equal settings, optimisers and shapes compiles
+    nothing.
 
     Of modules such as `eqx.nn.MLP` in x0 or y0 the floating arrays are varied, the rest stays as it is. Ctrl-C raises
     KeyboardInterrupt; a run that is being saved is saved first (`bilax.Interrupted`).
@@ -135,7 +136,7 @@ def _start(plan: Plan, options: RunOptions) -> Solution:
     return solution
 
 
-@eqx.filter_jit
+@compiled
 def _run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
     """A whole run as one program."""
     state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps), steps)
