@@ -22,7 +22,7 @@ from rich.table import Table
 
 import bilax
 from bilax.app.errors import refuse
-from bilax.files import write_whole
+from bilax.files import DataError, read_json, write_whole
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -196,7 +196,13 @@ def load_json(path: Path) -> dict[str, Any]:
     """Reads what `save_json` wrote."""
     if not path.exists():
         refuse(f"{path} does not exist: run the same command without --redraw first.")
-    return json.loads(path.read_text())
+    try:
+        record = read_json(path)
+        if not isinstance(record.get("config"), dict) or not isinstance(record.get("results"), dict):
+            raise DataError(f"{path}: lacks config or results, so `bilax` did not write it.")
+    except DataError as error:
+        refuse(str(error))
+    return record
 
 
 def stored_results(path: Path, config: Any, besides: Sequence[str] = ()) -> dict[str, Any] | None:

@@ -97,7 +97,7 @@ class _Drive:
                 checkpoints = stack.enter_context(checkpoint.opened(options.saving, resume=options.resume))
                 saver = _Saver(options.saving, checkpoints, self._configuration())
                 stack.enter_context(_signals(self.received))
-            stored = saver.checkpoints.restore() if saver is not None and options.resume else None
+            stored = saver.checkpoints.restore(_size(self.state)) if saver is not None and options.resume else None
             if saver is not None and stored is not None:
                 self._take_up(stored, saver.configuration)
             show = stack.enter_context(display(options.progress, steps, self.done))
@@ -278,6 +278,10 @@ class _Drive:
         x, z = (float(optax.tree.norm(jax.tree.map(jnp.subtract, new, old))) for new, old in moves)
         upper, lower = (float(np.mean(value)) for value in (after.good.upper, after.good.lower))
         return {"upper": upper, "lower": lower, "move of x": x, "move of z": z}
+
+
+def _size(tree: PyTree) -> int:
+    return sum(np.asarray(leaf).nbytes for leaf in named_leaves(tree).values())
 
 
 def _entry(batches: PyTree, i: int) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,9 +106,7 @@ class Classifier(NamedTuple):
 def load_trained(folder: str | Path) -> Trained:
     """Reads the folder of an ended `bilax run few-shot`; its data set is not needed."""
     record = read_run(Path(folder))
-    settings = record.config.get("config")
-    if not isinstance(settings, dict):
-        raise ValueError(f"the config.json of {folder} is damaged: it holds no settings.")
+    settings = record.config["config"]
     if settings.get("experiment") != FewShot.name:
         raise ValueError(f"{folder} holds a run of {settings.get('experiment')!r}, not of few-shot.")
     if settings.get("dataset") in names("functions"):
@@ -122,11 +121,13 @@ def load_trained(folder: str | Path) -> Trained:
         config, (height, width, channels) = FewShot(**options), settings["shape"]
         if not all(type(count) is int and count > 0 for count in (height, width, channels, config.way, config.queries)):
             raise ValueError("a size that is no whole number of at least 1")
-        learner = config.learner(0, (height, width, channels))
-    except (KeyError, TypeError, ValueError) as error:
+        # Shapes alone: how large the network is to be is for learned.eqx to show.
+        learner = eqx.filter_eval_shape(lambda: config.learner(0, (height, width, channels)))
+        method = config.make_method()
+    except Exception as error:  # settings of any kind go through equinox and JAX
         raise ValueError(f"the config.json of {folder} is damaged: it makes no network ({error!r}).") from error
     x, z = load_learned(Path(folder), (learner.x0, learner.y0))
-    return Trained(config, learner, config.make_method(), x, z, (height, width, channels))
+    return Trained(config, learner, method, x, z, (height, width, channels))
 
 
 def start_for(z: PyTree, way: int) -> PyTree:
