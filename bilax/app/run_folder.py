@@ -51,6 +51,12 @@ def write_config(folder: Path, config: dict[str, Any]) -> float:
     return seconds
 
 
+def mark(folder: Path) -> tuple[int, int]:
+    """What tells the config.json that this run wrote from that of another run which has taken the folder since."""
+    about = (folder / "config.json").stat()
+    return about.st_ino, about.st_ctime_ns
+
+
 def check_config(folder: Path, config: dict[str, Any], free: Collection[str]) -> None:
     """Refuses to go on with a run that was begun with other settings than these, those in `free` aside."""
     path = folder / "config.json"

@@ -18,7 +18,7 @@ import optax
 
 import bilax
 from bilax.app.errors import nearest, refuse
-from bilax.app.run_folder import check_config, write_config, write_result
+from bilax.app.run_folder import check_config, mark, write_config, write_result
 from bilax.app.show import Arg, console, show_table
 
 EXIT_CODES = {"interrupted": 130, "terminated": 143}
@@ -204,6 +204,7 @@ class Experiment(abc.ABC):
                 settings["seed"] = list(self.seed) if self.together else seed
                 check_config(folder, settings, self.free)
                 before = write_config(folder, settings)
+                begun = mark(folder)
                 solution = self._solve(setup, method, seed, folder, before, validation)
             except (OSError, ValueError) as error:
                 if new and not any((folder / "checkpoints").glob("*")):
@@ -216,13 +217,15 @@ class Experiment(abc.ABC):
                 self.refuse(error.__cause__)
             end = End(solution, validation, folder, before + time.perf_counter() - began)
             try:
+                if mark(folder) != begun:
+                    raise OSError("another run has taken the folder, so how this one ended is not written.")
                 # Who breaks a run off does not wait for its test.
                 broken_off = solution.ended.name in EXIT_CODES
                 extra = {"seconds": end.seconds, **self.details(end)}
                 extra["measures"] = {} if broken_off else self.measures(end)
+                return write_result(folder, solution, extra)
             except (OSError, ValueError) as error:
-                self.refuse(f"{error}\nThe training is kept in {folder}.")
-            return write_result(folder, solution, extra)
+                self.refuse(f"{error}\nWhat was saved of the training is in {folder}; --resume goes on from there.")
 
     def _solve(
         self,

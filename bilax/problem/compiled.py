@@ -5,6 +5,7 @@ objective or optimiser for each call of `solve` runs out of memory maps after so
 """
 
 import collections
+import contextlib
 import functools
 import threading
 import types
@@ -21,8 +22,11 @@ OURS = ("bilax", "optax")
 a global variable that has changed since, so it equals itself alone"""
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`jax.jit` with `options`, traced in the arrays among the leaves of its arguments and static in all others."""
+def compiled(function: Callable[..., Any], nan_is_meant: bool = False, **options: Any) -> Callable[..., Any]:
+    """`jax.jit` with `options`, traced in the arrays among the leaves of its arguments and static in all others.
+
+    With `nan_is_meant` a NaN in what it returns is no error, also where `jax_debug_nans` is set.
+    """
     programs: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDict()
     lock = threading.Lock()
 
@@ -37,7 +41,8 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
             programs[key] = program  # the last one used comes last
             while len(programs) > KEPT:
                 programs.popitem(last=False)
-        found, rest = program(arrays)
+        with jax.debug_nans(False) if nan_is_meant else contextlib.nullcontext():
+            found, rest = program(arrays)
         return eqx.combine(found, rest.value)
 
     return call

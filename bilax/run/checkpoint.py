@@ -7,6 +7,7 @@ and a SHA-256 each.
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import logging
 import math
@@ -193,7 +194,9 @@ class Checkpoints:
             "sha256": {name: digest(leaf) for name, leaf in saved.arrays.items()},
         }
         try:
-            self._check_folder()
+            self._check_folder(
+                sum(np.asarray(leaf).nbytes for leaf in (*saved.arrays.values(), *saved.history.values()))
+            )
             if saved.step > self.recorded:
                 write_arrays(self._part(self.recorded, saved.step), saved.history)
             items = ocp.args.Composite(
@@ -205,9 +208,11 @@ class Checkpoints:
             if not self.manager.save(saved.step, args=items, metrics={"upper": score}):
                 raise OSError("orbax holds that this step is saved already")
         except Exception as error:
-            self._part(self.recorded, saved.step).unlink(missing_ok=True)
-            self.manager.reload()
-            steps = self.manager.all_steps()
+            with contextlib.suppress(OSError):
+                self._part(self.recorded, saved.step).unlink(missing_ok=True)
+            steps = steps_saved(self.saving.path)
+            if steps:
+                self.manager.reload()
             warnings.warn(
                 f"could not save step {saved.step} in {self.saving.folder}: {error}. The run goes on; the last step "
                 f"that is safe is {max(steps) if steps else 'none'}. Free some space or permissions there.",
@@ -217,8 +222,13 @@ class Checkpoints:
         self.recorded = saved.step
         return True
 
-    def _check_folder(self) -> None:
-        """Refuses to write where the folder that is locked no longer is: another run may have taken the place."""
+    def _check_folder(self, size: int) -> None:
+        """Refuses to write where the folder that is locked no longer is, or where so many bytes have no room.
+
+        Another run may have taken the place; and where a disk is full, orbax's threads print hundreds of lines.
+        """
+        if shutil.disk_usage(self.saving.path).free < size + (1 << 20):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.folder is None:
             return
         there, mine = os.stat(self.saving.path), os.fstat(self.folder)
@@ -350,7 +360,7 @@ def _manager(saving: Saving) -> Any:
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers as kinds
 
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong is raised as well
     keep = [
         kinds.LatestN(saving.keep),
         kinds.BestN(get_metric_fn=lambda metrics: metrics["upper"], reverse=True, n=1),

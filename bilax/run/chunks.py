@@ -34,7 +34,8 @@ CHUNK_SECONDS = 0.5
 CAPACITY = 1 << 16
 """outer steps in one chunk at the most: bounds the buffers that hold its history"""
 
-_begin, _advance, _finish = compiled(begin), compiled(advance), compiled(finish)
+# There is NaN where nothing has been recorded.
+_begin, _advance, _finish = (compiled(part, nan_is_meant=True) for part in (begin, advance, finish))
 
 
 class Plan(NamedTuple):

@@ -1,6 +1,7 @@
 """`solve` and `multistart`: one loop for every method."""
 
 import dataclasses
+import functools
 from typing import Any, Unpack
 
 import equinox as eqx
@@ -136,7 +137,7 @@ def _start(plan: Plan, options: RunOptions) -> Solution:
     return solution
 
 
-@compiled
+@functools.partial(compiled, nan_is_meant=True)
 def _run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
     """A whole run as one program."""
     state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps), steps)
