@@ -532,3 +532,29 @@ def test_memory_stays_flat_over_many_steps():
     assert solution.steps == 100_000
     history = sum(leaf.nbytes for leaf in jax.tree.leaves(solution.history))
     assert grown < 6 * history + 48e6
+
+
+def test_what_a_resumed_run_notices_and_what_it_does_not(tmp_path):
+    def begin(folder, target, steps=40, name="penalty", **options):
+        scale = jax.jit(lambda y: 0.1 * jnp.sum(y**2))
+        scale.__wrapped__.__name__ = name
+        shape = jax.ShapeDtypeStruct((), X0.dtype)
+
+        def upper(x, y, *data):
+            number = jax.lax.stop_gradient(jax.pure_callback(lambda: np.asarray(target, X0.dtype), shape))
+            return jnp.sum((y - number) ** 2) + scale(x)
+
+        saving = bilax.Saving(tmp_path / folder, every_steps=20)
+        problem = bilax.Problem(upper, lambda x, y, *data: jnp.sum((y - x) ** 2))
+        return bilax.solve(problem, bilax.rhg(2, 0.1), X0, Y0, steps=steps, saving=saving, **options)
+
+    whole = begin("callback", 1.0)
+    assert_same(begin("callback", 1.0, name="another", resume=True), whole)
+    assert begin("callback", 1.0, steps=30, resume=True).steps == 40
+    with pytest.raises(bilax.ConfigurationError, match="the next step's upper"):
+        begin("callback", 2.0, steps=60, resume=True)
+    batches = [(jnp.full(2, i / 60),) for i in range(60)]
+    saving = bilax.Saving(tmp_path / "data", every_steps=20)
+    run(steps=40, data=batches, saving=saving)
+    with pytest.raises(bilax.ConfigurationError, match="the next step's"):
+        run(data=[(-batch,) for (batch,) in batches], saving=saving, resume=True)

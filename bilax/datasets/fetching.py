@@ -26,7 +26,7 @@ Advance = Callable[[int, int | None], None]
 def fetch_files(name: str, sha256: Mapping[str, str], folder: Path, mirrors: Sequence[str]) -> list[Path]:
     """Puts files, which `sha256` names with the hash of each, into `folder`; those already right are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     files = []
     with Progress(*columns, transient=True) as progress:
         for part, expected in sha256.items():

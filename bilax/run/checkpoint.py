@@ -297,8 +297,11 @@ def read_history(folder: Path, until: int | None = None) -> dict[str, np.ndarray
         raise ValueError(f"its history ends at step {reached}")
     if not parts:
         return {}
-    axis = parts[0][".upper"].ndim - 1  # 1 where there are many starts
-    return {name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]}
+    try:
+        axis = parts[0][".upper"].ndim - 1  # 1 where there are many starts
+        return {name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]}
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{folder / HISTORY}: its parts do not go together ({error!r}).") from None
 
 
 def check_configuration(saved: Saved, now: dict[str, str], saving: Saving) -> None:

@@ -20,7 +20,7 @@ from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.problem import Problem
 from bilax.problem.sets import Each
 from bilax.problem.variables import Fixed, take_variables
-from bilax.run.chunks import Plan, drive, finished
+from bilax.run.chunks import CAPACITY, Plan, drive, finished
 from bilax.run.data import Batches, Data, check_data
 from bilax.run.loop import Loop, Point, Record, advance, begin, finish
 from bilax.run.options import RunOptions, Watching
@@ -73,7 +73,7 @@ def solve(
     Of modules such as `eqx.nn.MLP` in x0 or y0 the floating arrays are varied, the rest stays as it is. Ctrl-C raises
     KeyboardInterrupt; a run that is being saved is saved first (`bilax.Interrupted`).
     """
-    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance)
+    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance, x0, y0, data, key)
     given, x0, y0, fixed = take_variables(problem, x0, y0)
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
@@ -110,7 +110,7 @@ def multistart(
     The fields of the result have that axis too; `result.best` and `result[i]` are single solutions. Entries
     of the history past a run's own end are NaN (0 for k_bar).
     """
-    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance)
+    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance, x0s, y0s, data, key)
     given, x0s, y0s, fixed = take_variables(problem, x0s, y0s)
     counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((x0s, y0s))}
     if len(counts) != 1 or () in counts or (0,) in counts:
@@ -126,7 +126,8 @@ def multistart(
 
 
 def _start(plan: Plan, options: RunOptions) -> Solution:
-    if options.in_chunks or isinstance(plan.loop.data, Batches):
+    # The history of a whole run is there before the run: one too long for that is taken in parts.
+    if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps > 16 * CAPACITY:
         solution = drive(plan, options)
     else:
         run = _run(plan.loop, plan.x0, plan.y0, plan.key, plan.steps)
@@ -144,7 +145,13 @@ def _run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Po
     return *finish(loop, state, Status.step_limit), state.step, history
 
 
-def _check_settings(problem: Any, steps: Any, tolerance: Any) -> int:
+def _check_settings(problem: Any, steps: Any, tolerance: Any, *given: Any) -> int:
+    # Inside jit whatever is computed is traced; inside vmap and grad only what was given.
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((given, jnp.zeros(()) + 0))):
+        raise TypeError(
+            "solve and multistart compile whole runs and cannot be part of a function that jax.jit, vmap or grad is "
+            "asked for. Use bilax.approximate there, and bilax.multistart for many starts."
+        )
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

@@ -26,6 +26,7 @@ import bilax
 from bilax.app.errors import plain_errors, refuse
 from bilax.app.run_folder import read_run
 from bilax.app.show import Arg, console, show_table
+from bilax.app.text import cell
 from bilax.datasets import DataError
 from bilax.datasets.classes import decode
 from bilax.datasets.episodes import Episode
@@ -222,8 +223,9 @@ class Adapt:
             ordered = np.sort(scores, axis=1)
             for i, path in enumerate(files):
                 margin = ordered[i, -1] - ordered[i, -2]
-                writer.writerow([path.name, classify.names[best[i]], f"{ordered[i, -1]:.5g}", f"{margin:.5g}"])
-            write_whole(self.out, text.getvalue().encode())
+                named = cell(path.name), cell(classify.names[best[i]])
+                writer.writerow([*named, f"{ordered[i, -1]:.5g}", f"{margin:.5g}"])
+            write_whole(self.out, text.getvalue().encode(errors="surrogateescape"))
         counts = {str(name): int(np.sum(best == i)) for i, name in enumerate(classify.names)}
         show_table(f"{len(files)} pictures", ["class", "pictures"], [[name, count] for name, count in counts.items()])
         console.print(f"wrote {self.out}", style="dim", soft_wrap=True)
