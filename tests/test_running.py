@@ -536,8 +536,11 @@ def test_memory_stays_flat_over_many_steps():
 
 def test_what_a_resumed_run_notices_and_what_it_does_not(tmp_path):
     def begin(folder, target, steps=40, name="penalty", **options):
-        scale = jax.jit(lambda y: 0.1 * jnp.sum(y**2))
-        scale.__wrapped__.__name__ = name
+        def helper(y):
+            return 0.1 * jnp.sum(y**2)
+
+        helper.__name__ = name
+        scale = jax.jit(helper)
         shape = jax.ShapeDtypeStruct((), X0.dtype)
 
         def upper(x, y, *data):

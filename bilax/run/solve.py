@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.method import Method
@@ -147,7 +148,7 @@ def _run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Po
 
 def _check_settings(problem: Any, steps: Any, tolerance: Any, *given: Any) -> int:
     # Inside jit whatever is computed is traced; inside vmap and grad only what was given.
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((given, jnp.zeros(()) + 0))):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((given, jnp.zeros(()) + 0))):
         raise TypeError(
             "solve and multistart compile whole runs and cannot be part of a function that jax.jit, vmap or grad is "
             "asked for. Use bilax.approximate there, and bilax.multistart for many starts."
