@@ -490,24 +490,32 @@ def child(steps: int, folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
 
 
-def test_killed_runs_end_bit_identical(tmp_path):
-    """kill −9 at random moments, during saves too: one run, killed again and again, then left to end."""
-    steps, rng = 400, random.Random(0)
+@pytest.mark.parametrize(("racing", "kills"), [(1, "BILAX_KILLS:5"), (2, "BILAX_RACES:1")], ids=["one", "two"])
+def test_killed_runs_end_bit_identical(tmp_path, racing, kills):
+    """kill −9 at random moments, during saves too: one run, or two that race for a folder, again and again."""
+    name, _, few = kills.partition(":")
+    count, rng = int(os.environ.get(name, few)), random.Random(0)
+    steps = max(400, 100 * count)
     whole = run(steps=steps, callbacks=[lambda state, history: None])  # in chunks, as the children run
     expected = ["step_limit", np.asarray(whole.x).tobytes().hex(), whole.history.upper.tobytes().hex()]
-    kills = int(os.environ.get("BILAX_KILLS", "5"))
-    for _ in range(kills):
+    for _ in range(count):
         before = steps_saved(tmp_path)
-        process = child(steps, tmp_path)
+        processes = [child(steps, tmp_path) for _ in range(racing)]
         deadline = time.monotonic() + 120
-        while steps_saved(tmp_path) == before and process.poll() is None and time.monotonic() < deadline:
+        while steps_saved(tmp_path) == before and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.15))
-        process.kill()
-        process.communicate()
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+        assert before != steps_saved(tmp_path), "nobody won"
         assert steps_saved(tmp_path)[-1] < steps, "the run ended before it could be killed"
-    out, _ = child(steps, tmp_path).communicate(timeout=300)
-    assert out.split() == expected
+    last = [child(steps, tmp_path) for _ in range(racing)]
+    ends = [process.communicate(timeout=300)[0].split() for process in last]
+    # One that comes while the other writes is refused; one that comes after finds the run at its end.
+    assert expected in ends
+    assert all(end in ([], expected) for end in ends)
 
 
 def test_sigterm_saves_and_ends(tmp_path):
