@@ -471,6 +471,7 @@ def test_a_checkpoint_that_announces_too_much_is_set_aside(tmp_path, monkeypatch
         assert_same(run(saving=saving, resume=True), run())
 
 
+KILLS, RACES = int(os.environ.get("BILAX_KILLS", "5")), int(os.environ.get("BILAX_RACES", "1"))
 CHILD = """
 import sys, numpy as np, jax
 jax.config.update("jax_enable_x64", True)
@@ -490,15 +491,13 @@ def child(steps: int, folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
 
 
-@pytest.mark.parametrize(("racing", "kills"), [(1, "BILAX_KILLS:5"), (2, "BILAX_RACES:1")], ids=["one", "two"])
+@pytest.mark.parametrize(("racing", "kills"), [(1, KILLS), (2, RACES)], ids=["one", "two"])
 def test_killed_runs_end_bit_identical(tmp_path, racing, kills):
     """kill −9 at random moments, during saves too: one run, or two that race for a folder, again and again."""
-    name, _, few = kills.partition(":")
-    count, rng = int(os.environ.get(name, few)), random.Random(0)
-    steps = max(400, 100 * count)
+    steps, rng = max(400, 100 * kills), random.Random(0)
     whole = run(steps=steps, callbacks=[lambda state, history: None])  # in chunks, as the children run
     expected = ["step_limit", np.asarray(whole.x).tobytes().hex(), whole.history.upper.tobytes().hex()]
-    for _ in range(count):
+    for _ in range(kills):
         before = steps_saved(tmp_path)
         processes = [child(steps, tmp_path) for _ in range(racing)]
         deadline = time.monotonic() + 120
