@@ -1,5 +1,6 @@
 """The command line: help, suggestions, run folders, reports."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from bilax.app import cli, report
 from bilax.app import run_folder as runs
 from bilax.app import show as common
+from bilax.experiments import runner
 
 
 def bilax_command(*words, check=True, **options):
@@ -203,3 +205,41 @@ def test_the_report_shows_in_a_real_browser(tmp_path, capsys):
     assert "<title>figures 4 true true</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
     assert Path(page).exists()
+
+
+class FullAtTheEnd:
+    """A disk on which only result.json finds no room."""
+
+    def __init__(self, write):
+        self.write = write
+
+    def __call__(self, path, content):
+        if path.name == "result.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.write(path, content)
+
+
+def test_a_disk_that_fills_at_the_end_is_told_and_the_run_can_go_on(tmp_path, monkeypatch, capsys):
+    command = ["run", "toy", "--out", str(tmp_path / "run"), "--outer-steps", "10", "--inner-steps", "3"]
+    monkeypatch.setattr(runs, "write_whole", FullAtTheEnd(runs.write_whole))
+    assert run_cli(*command) == 2
+    assert "No space left on device\nWhat was saved" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run_cli(*command, "--resume") == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 10
+
+
+def test_a_run_whose_folder_was_taken_by_another_does_not_write_its_end(tmp_path, monkeypatch, capsys):
+    solve = runner.Experiment._solve
+
+    def then_take(self, setup, method, seed, folder, *rest):
+        solution = solve(self, setup, method, seed, folder, *rest)
+        shutil.rmtree(folder)
+        runs.write_config(folder, {})
+        return solution
+
+    monkeypatch.setattr(runner.Experiment, "_solve", then_take)
+    command = ["run", "toy", "--out", str(tmp_path / "run"), "--outer-steps", "10", "--inner-steps", "3"]
+    assert run_cli(*command) == 2
+    assert "another run has taken the folder" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]

@@ -869,7 +869,7 @@ def test_a_folder_without_a_few_shot_run_is_refused(verb, tmp_path, capsys):
     (tmp_path / "inner" / "config.json").write_text('{"config": []}')
     cases = {
         "cut": "lacks dataset and folder and shape",
-        "list": "holds no settings",
+        "list": "must hold a dictionary",
         "inner": "is damaged: it holds no settings",
         "none": "is not a run folder",
     }

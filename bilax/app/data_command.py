@@ -12,8 +12,8 @@ from rich.table import Table
 from bilax.app.errors import plain_errors
 from bilax.app.show import Arg, console
 from bilax.datasets import registry
-from bilax.datasets.errors import DataError
 from bilax.datasets.registry import DATA_SETS, KINDS, DataSet, Kind, entry, find, names
+from bilax.files import DataError
 
 
 def data_arg(help: str, *kinds: Kind, several: bool = False, own: bool = True) -> Any:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from bilax.app.text import printable
+
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """A hint for a mistyped word: the nearest known one, or all of them."""
@@ -16,7 +18,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 def refuse(message: str) -> NoReturn:
     """Ends the program with a message and the exit code of wrong usage."""
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)
     sys.exit(2)
 
 
@@ -26,4 +28,4 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, FloatingPointError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {printable(error)}") from error

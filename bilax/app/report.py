@@ -15,6 +15,7 @@ import tyro
 from bilax.app.errors import refuse
 from bilax.app.run_folder import RunRecord, read_run
 from bilax.app.show import console, plt
+from bilax.app.text import label
 from bilax.files import write_whole
 
 PANELS = {
@@ -23,6 +24,8 @@ PANELS = {
     "residual": "follower's residual ‖R‖",
     "k_bar": "chosen step k̄",
 }
+LARGEST = 1e100
+"""value that is drawn; matplotlib's axes end before a float does"""
 HIDDEN = ("message", "data_tag", "seconds_per_step")
 """what result.json holds that is no column"""
 STYLE = """
@@ -56,9 +59,9 @@ class Report:
         """Reads the runs, writes the page and says where."""
         try:
             records = [read_run(folder) for folder in find_runs(self.runs)]
-        except ValueError as error:
+            write_whole(self.out, page(records).encode(errors="backslashreplace"))
+        except (OSError, ValueError) as error:
             refuse(f"bilax report: {error}")
-        write_whole(self.out, page(records).encode())
         console.print(f"wrote {self.out}: {len(records)} run{'s' * (len(records) > 1)}", soft_wrap=True)
 
 
@@ -99,7 +102,7 @@ def _ends(records: Sequence[RunRecord]) -> str:
     columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(_cell(name, row.get(name, "")) for name in columns) + "</tr>" for row in rows)
-    messages = dict.fromkeys((str(row["status"]), row["message"]) for row in rows if row.get("message"))
+    messages = dict.fromkeys((str(row.get("status")), str(row["message"])) for row in rows if row.get("message"))
     words = "".join(f"<p>{html.escape(status)}: {html.escape(text)}</p>" for status, text in messages)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{words}"
 
@@ -112,15 +115,23 @@ def _so_far(record: RunRecord) -> dict[str, Any]:
 
 def _flat(result: dict[str, Any]) -> dict[str, Any]:
     # Curves and the like are for other pages than a table.
-    short = {name: value for name, value in result.items() if isinstance(value, str | float | int)}
-    return short | result.get("measures", {})
+    measures = result.get("measures")
+    every = result | (measures if isinstance(measures, dict) else {})
+    return {name: value for name, value in every.items() if isinstance(value, str | float | int)}
 
 
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, float | int) and not isinstance(value, bool):
-        return f"<td class=number>{value:.5g}</td>"
+        return f"<td class=number>{_short(value)}</td>"
     failed = name == "status" and value in ("diverged", "non_finite", "linear_solve_failed")
     return f"<td{' class=failed' if failed else ''}>{html.escape(str(value))}</td>"
+
+
+def _short(value: float | int) -> str:
+    try:
+        return f"{value:.5g}"
+    except OverflowError:  # a whole number larger than any float
+        return f"{str(value)[:5]}… ({len(str(value))} digits)"
 
 
 def _settings(records: Sequence[RunRecord]) -> str:
@@ -136,7 +147,8 @@ def _settings(records: Sequence[RunRecord]) -> str:
             for name in differ
         )
         parts.append(f"<p>What differs:</p><div class=scroll><table><tr><th></th>{head}</tr>{rows}</table></div>")
-    shared = {name: values[name][0] for name in same} | records[0].config.get("versions", {})
+    versions = records[0].config.get("versions")
+    shared = {name: values[name][0] for name in same} | (versions if isinstance(versions, dict) else {})
     rows = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(str(v))}</td></tr>" for n, v in shared.items())
     title = "The same in all, and versions" if len(records) > 1 else "All settings, and versions"
     parts.append(f"<details open><summary>{title}</summary><div class=scroll><table>{rows}</table></div></details>")
@@ -149,8 +161,11 @@ def _curves(records: Sequence[RunRecord]) -> str:
 
 
 def _curves_of(record: RunRecord, name: str) -> np.ndarray:
-    """One row for each start."""
-    return np.atleast_2d(record.history.get(name, np.zeros((1, 0))))
+    """One row for each start; what a picture could not show is cut."""
+    curves = np.atleast_2d(record.history.get(name, np.zeros((1, 0))))
+    if curves.ndim > 2 or curves.dtype.kind not in "biuf":
+        raise ValueError(f"{record.folder}: the history of {name} holds no curves, but {curves.dtype} {curves.shape}.")
+    return np.clip(curves.astype(float), -LARGEST, LARGEST)
 
 
 def _panel(records: Sequence[RunRecord], name: str) -> bytes:
@@ -164,8 +179,8 @@ def _panel(records: Sequence[RunRecord], name: str) -> bytes:
         style: dict[str, Any] = {"ls": "", "marker": ".", "ms": 2} if name == "k_bar" else {"lw": 1.3}
         colour = next(colours)
         for i, values in enumerate(curves):
-            label = record.name if i == 0 else None
-            ax.plot(np.arange(len(values))[::stride], values[::stride], label=label, color=colour, **style)
+            name_once = label(record.name) if i == 0 else None
+            ax.plot(np.arange(len(values))[::stride], values[::stride], label=name_once, color=colour, **style)
     if name == "residual" and any(np.any(_curves_of(record, name) > 0) for record in records):
         ax.set_yscale("log")
     ax.set(title=PANELS[name], xlabel="outer step")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import bilax
-from bilax.files import write_whole
+from bilax.files import DataError, read_json, write_whole
 from bilax.run.checkpoint import read_history
 from bilax.run.solution import Solution
 
@@ -43,8 +43,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> float:
     path, end = folder / "config.json", folder / "result.json"
     seconds = 0.0
     if path.exists():
-        last = end if end.exists() else path
-        seconds = json.loads(last.read_text()).get("seconds", 0.0)
+        seconds = _number(read_json(end if end.exists() else path).get("seconds"))
     versions = {"bilax": bilax.__version__, "jax": jax.__version__, "numpy": np.__version__}
     record = {"config": config, "versions": versions, "seconds": seconds}
     write_whole(path, json.dumps(record, indent=1, default=str).encode())
@@ -52,12 +51,18 @@ def write_config(folder: Path, config: dict[str, Any]) -> float:
     return seconds
 
 
+def mark(folder: Path) -> tuple[int, int]:
+    """What tells the config.json that this run wrote from that of another run which has taken the folder since."""
+    about = (folder / "config.json").stat()
+    return about.st_ino, about.st_ctime_ns
+
+
 def check_config(folder: Path, config: dict[str, Any], free: Collection[str]) -> None:
     """Refuses to go on with a run that was begun with other settings than these, those in `free` aside."""
     path = folder / "config.json"
     if not path.exists():
         return
-    begun, now = json.loads(path.read_text())["config"], json.loads(json.dumps(config, default=str))
+    begun, now = _settings(path), json.loads(json.dumps(config, default=str))
     differ = [name for name in now if name in begun and name not in free and begun[name] != now[name]]
     if differ:
         lines = [f"  {name}: begun with {begun[name]}, now {now[name]}" for name in differ]
@@ -85,12 +90,22 @@ def write_result(folder: Path, solution: Solution, extra: dict[str, Any]) -> dic
 
 def read_run(folder: Path) -> RunRecord:
     """Reads a run folder, finished or not; a clear error where it is none."""
+    path, end = folder / "config.json", folder / "result.json"
     try:
-        config = json.loads((folder / "config.json").read_text())
-        result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").exists() else None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is not a run folder: {error}. Give a folder that `bilax run` wrote.") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder} is not a run folder: its config.json holds no settings.")
+        config, result = read_json(path), read_json(end) if end.exists() else None
+        config["config"] = _settings(path)
+    except DataError as error:
+        raise ValueError(f"{folder} is not a run folder: {error} Give a folder that `bilax run` wrote.") from None
     history = {name.removeprefix("."): values for name, values in read_history(folder / "checkpoints").items()}
     return RunRecord(folder, config, history, result)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    settings = read_json(path).get("config")
+    if not isinstance(settings, dict):
+        raise DataError(f"{path}: is damaged: it holds no settings.")
+    return settings
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e12 else 0.0

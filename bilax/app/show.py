@@ -19,12 +19,25 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 import bilax
 from bilax.app.errors import refuse
-from bilax.files import write_whole
+from bilax.app.text import printable
+from bilax.files import DataError, read_json, write_whole
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+class _PlainConsole(Console):
+    """Prints text as it is: names of files and classes may hold what rich takes for markup, or a terminal obeys."""
+
+    def __init__(self, **options: Any):
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+console = _PlainConsole(width=None if sys.stdout.isatty() else 120)
 
 Arg = tyro.conf.arg
 
@@ -107,7 +120,7 @@ def show_claims(claims: Sequence[Claim], claimant: str) -> None:
     for name in (claimant, "here", "held"):
         table.add_column(name, ratio=None if name == "held" else 1)
     for claim in claims:
-        table.add_row(claim.paper, claim.here, "[green]yes[/]" if claim.held else "[red]no[/]")
+        table.add_row(claim.paper, claim.here, Text("yes", "green") if claim.held else Text("no", "red"))
     console.print(table)
 
 
@@ -150,10 +163,10 @@ def steps(total: int, what: str) -> Iterator[Any]:
     """A progress bar over `total` pieces of work; yields advance(description)."""
     bar = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=_PlainConsole(stderr=True),
         transient=True,
     )
     with bar:
@@ -196,7 +209,13 @@ def load_json(path: Path) -> dict[str, Any]:
     """Reads what `save_json` wrote."""
     if not path.exists():
         refuse(f"{path} does not exist: run the same command without --redraw first.")
-    return json.loads(path.read_text())
+    try:
+        record = read_json(path)
+        if not isinstance(record.get("config"), dict) or not isinstance(record.get("results"), dict):
+            raise DataError(f"{path}: lacks config or results, so `bilax` did not write it.")
+    except DataError as error:
+        refuse(str(error))
+    return record
 
 
 def stored_results(path: Path, config: Any, besides: Sequence[str] = ()) -> dict[str, Any] | None:

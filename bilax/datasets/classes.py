@@ -1,5 +1,6 @@
 """Pictures grouped by class, from which few-shot tasks are drawn, and the decoding of single pictures."""
 
+import contextlib
 import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from bilax.datasets.errors import DataError
+from bilax.files import DataError, opened
 
 PARTS = ("train", "val", "test")
 """the names that data sets give to the parts of `Splits`"""
@@ -116,16 +117,22 @@ def disjoint_splits(folder: Path, parts: Sequence[Classes], numbered: bool = Fal
 
 
 def decode(
-    content: bytes | Path, size: tuple[int, int] | None, channels: int, where: str, formats: Sequence[str]
+    content: bytes | Path,
+    size: tuple[int, int] | None,
+    channels: int,
+    where: str,
+    formats: Sequence[str],
+    most: int = PIXELS,
 ) -> UInt8[np.ndarray, "height width channels"]:
     """One picture in grey (`channels=1`) or colour (3), scaled to `size` = (height, width) unless that is None.
 
-    What is transparent is seen on white, and a photo that says which way is up is turned.
+    What is transparent is seen on white, and a photo that says which way is up is turned. One of more than `most`
+    pixels is refused.
     """
-    source = io.BytesIO(content) if isinstance(content, bytes) else content
+    source = contextlib.nullcontext(io.BytesIO(content)) if isinstance(content, bytes) else opened(content)
     try:
-        with Image.open(source, formats=tuple(formats)) as picture:
-            if picture.width * picture.height > PIXELS:
+        with source as file, Image.open(file, formats=tuple(formats)) as picture:
+            if picture.width * picture.height > most:
                 raise DataError(f"{where}: a picture of {picture.width} × {picture.height} is too large to be meant.")
             picture = _on_white(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
             if size is not None and (picture.height, picture.width) != size:

@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from scipy import ndimage
 
 from bilax.datasets.classes import Classes
-from bilax.datasets.errors import DataError
+from bilax.files import DataError
 
 
 class Episode(NamedTuple):

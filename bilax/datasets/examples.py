@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from bilax.datasets.errors import DataError
-from bilax.files import read_arrays
+from bilax.files import DataError, read_arrays
 
 
 class Examples(NamedTuple):
@@ -38,12 +37,7 @@ def examples(inputs: np.ndarray, labels: np.ndarray) -> Examples:
 
 def read_npz(path: Path) -> Examples:
     """Examples from an `.npz` file with arrays `x` (n, ...) and `y` (n,), as np.savez(path, x=..., y=...) writes."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist.")
-    try:
-        arrays = read_arrays(path)
-    except ValueError as error:
-        raise DataError(str(error)) from error
+    arrays = read_arrays(path)
     for name in ("x", "y"):
         if name not in arrays:
             raise DataError(

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bilax.datasets.errors import DataError
-from bilax.datasets.idx import digest
+from bilax.files import DataError, check_size, digest
 
 ATTEMPTS = 5
 TIMEOUT = 30.0
 BLOCK = 1 << 16
+LARGEST = 1 << 26
+"""bytes of one file at the most; the largest of FashionMNIST has 26 million"""
 
 Advance = Callable[[int, int | None], None]
 """advance(bytes so far, bytes in all if known)"""
@@ -25,7 +26,7 @@ Advance = Callable[[int, int | None], None]
 def fetch_files(name: str, sha256: Mapping[str, str], folder: Path, mirrors: Sequence[str]) -> list[Path]:
     """Puts files, which `sha256` names with the hash of each, into `folder`; those already right are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     files = []
     with Progress(*columns, transient=True) as progress:
         for part, expected in sha256.items():
@@ -101,11 +102,13 @@ def _continue(address: str, partial: Path, advance: Advance) -> bool:
             response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         ):
             have = 0  # the server sends the whole file again
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        length = response.headers.get("Content-Length", "")
+        total = have + int(length) if length.isascii() and length.isdecimal() else None
+        check_size(address, total or 0, LARGEST, "has")
         with partial.open("ab" if have else "wb") as file:
             while block := response.read(BLOCK):
                 file.write(block)
                 have += len(block)
+                check_size(address, have, LARGEST, "has more than")
                 advance(have, total)
     return total is None or have == total

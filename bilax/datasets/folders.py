@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from bilax.datasets.classes import PARTS, Classes, Splits, classes, decode, disjoint_splits, random_splits
-from bilax.datasets.errors import DataError
+from bilax.files import DataError
 
 SIZE = 84
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP"}

@@ -1,16 +1,13 @@
 """The IDX format of MNIST: two zero bytes, a type, a number of axes, their sizes (big-endian), the values."""
 
-import gzip
-import hashlib
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from bilax.datasets.errors import DataError
 from bilax.datasets.examples import Examples, examples
+from bilax.files import DataError, read_unpacked
 
 UNSIGNED_BYTE = 0x08
 PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -31,20 +28,9 @@ def packed_or_not(path: Path) -> Path:
     return packed if packed.exists() and not path.exists() else path
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked if it is gzip (known by its first bytes, not by its name)."""
-    content = path.read_bytes()
-    if content[:2] != b"\x1f\x8b":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: the gzip stream of {len(content)} bytes is damaged or cut off ({error}).") from error
-
-
 def read_idx(path: Path, axes: int) -> np.ndarray:
     """An array of unsigned bytes with `axes` axes from an IDX file, packed or not."""
-    return parse_idx(read_bytes(path), axes, str(path))
+    return parse_idx(read_unpacked(path), axes, str(path))
 
 
 def parse_idx(content: bytes, axes: int, where: str) -> np.ndarray:
@@ -81,8 +67,3 @@ def read_pair(images: Path, labels: Path, classes: int) -> tuple[np.ndarray, np.
         i = int(wrong[0])
         raise DataError(f"{labels}: label {i} (byte {8 + i}) is {names[i]}, outside 0..{classes - 1}.")
     return pictures, names
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of the unpacked content."""
-    return hashlib.sha256(read_bytes(path)).hexdigest()

@@ -1,6 +1,7 @@
 """miniImageNet and tieredImageNet, as classes for few-shot tasks."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from bilax.datasets.classes import PARTS, Classes, Splits, classes, decode, disjoint_splits
-from bilax.datasets.errors import DataError
 from bilax.datasets.folders import SIZE, read_files
 from bilax.datasets.unpickling import read_pickle
+from bilax.files import DataError, read_text
 
 MINI_PACKED = tuple(f"mini-imagenet-cache-{part}.pkl" for part in PARTS)
 MINI_TABLES = tuple(f"{part}.csv" for part in PARTS)
 """beside the folder images/: the other form in which miniImageNet is handed on"""
 TIERED = tuple(f"{part}_{kind}.pkl" for part in PARTS for kind in ("images_png", "labels"))
+PIXELS = 1 << 16
+"""of one picture at the most; tieredImageNet's have 84 × 84, and all have the size of the first"""
 PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
 
 
@@ -70,7 +73,7 @@ def read_tiered(images: Path, labels: Path) -> Classes:
         files[i] = file.tobytes()  # in place, so that no two copies of all are held
         if not (files[i].startswith(PNG_BEGINS) and files[i].endswith(PNG_ENDS)):
             raise DataError(f"{images}: picture {i} is not a whole PNG file.")
-    shape = decode(files[0], None, 3, f"{images}: picture 0", ("PNG",)).shape
+    shape = decode(files[0], None, 3, f"{images}: picture 0", ("PNG",), PIXELS).shape
     groups = {f"{number:04d}": np.flatnonzero(numbers == number) for number in np.unique(numbers)}
     return classes(
         {name: Packed([files[i] for i in rows], f"{images}: class {name}", shape) for name, rows in groups.items()},
@@ -89,15 +92,14 @@ class Packed:
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         size = self.shape[0], self.shape[1]
-        return np.stack([decode(self.files[i], size, 3, f"{self.where}, picture {i}", ("PNG",)) for i in rows])
+        return np.stack([decode(self.files[i], size, 3, f"{self.where}, picture {i}", ("PNG",), PIXELS) for i in rows])
 
 
 def read_listed(table: Path, images: Path, seen: set[str], size: int = SIZE) -> Classes:
     """The pictures that a table with columns filename, label names, in the folder `images`; `seen` are known names."""
     try:
-        with table.open(newline="") as file:
-            rows = list(csv.reader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
+        rows = list(csv.reader(io.StringIO(read_text(table), newline="")))
+    except csv.Error as error:
         raise DataError(f"{table}: cannot be read as a table ({error}).") from error
     if not rows or [name.strip() for name in rows[0][:2]] != ["filename", "label"]:
         raise DataError(f"{table}: the first line must be filename,label.")

@@ -3,7 +3,6 @@
 The archives are read in memory and nothing of them is written to disk. Ink is 255 and paper 0.
 """
 
-import contextlib
 import re
 import zipfile
 from collections.abc import Iterator
@@ -13,18 +12,19 @@ import numpy as np
 
 from bilax.datasets.classes import Classes, Splits, classes, decode
 from bilax.datasets.episodes import Episode
-from bilax.datasets.errors import DataError
+from bilax.files import DataError, archive, check_size
 
 FULL = ("images_background.zip", "images_evaluation.zip")
 SMALL = ("images_background_small1.zip", "images_background_small2.zip")
 MEMBER_BYTES = 1 << 20
 """of one unpacked drawing at the most; real ones have a few hundred"""
-MEMBERS = 200_000
-"""entries of one archive at the most; the largest real one has about 20,000"""
+PIXELS = 1 << 16
+"""of one drawing at the most; real ones have 105 × 105"""
 DRAWING = re.compile(r"(?:images_\w+/)?(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<file>[^/]+\.png)")
 
 RUNS = "all_runs.zip"
 """the official one-shot test: 20 runs of 20-way classification"""
+RUN_LABELS = "class_labels.txt"
 RUN_LINE = re.compile(r"run(\d\d)/test/(item\d\d\.png) run\1/training/(class\d\d\.png)")
 
 VALIDATION_FULL = ("Alphabet_of_the_Magi", "Anglo-Saxon_Futhorc", "Arcadian", "Armenian", "Asomtavruli_(Georgian)")
@@ -57,38 +57,43 @@ def load_omniglot(folder: Path, size: int = 28, rotations: bool = False) -> Spli
 
 def read_omniglot_runs(path: Path, size: int = 28) -> list[Episode]:
     """One task of one example per class for each run in the archive, in order, without an axis for tasks."""
-    tasks = []
-    with _archive(path) as archive:
-        for label_file in sorted(name for name in archive.namelist() if name.endswith("/class_labels.txt")):
-            run = label_file.split("/")[0]
-            pairs = []
-            for line in _content(path, archive, archive.getinfo(label_file)).decode("ascii", "replace").split("\n"):
-                match = RUN_LINE.fullmatch(line.strip())
-                if match is not None and f"run{match[1]}" == run:
-                    pairs.append((match[2], match[3]))
-                elif line.strip():
-                    raise DataError(f"{path}: {label_file}: {line!r} does not pair a test item with a class.")
-            if not pairs:
-                raise DataError(f"{path}: {label_file} is empty: it must pair each test item with a class.")
-            for part, listed in zip(("test", "training"), zip(*pairs, strict=True), strict=True):
-                there = [name.split("/")[-1] for name in archive.namelist() if name.startswith(f"{run}/{part}/")]
-                if sorted(listed) != sorted(filter(None, there)):
-                    raise DataError(f"{path}: {label_file} does not name each picture of {run}/{part} once.")
-            names = sorted(known for _, known in pairs)
-
-            def picture(part: str, name: str, run: str = run) -> np.ndarray:
-                entry = f"{run}/{part}/{name}"
-                content = _content(path, archive, archive.getinfo(entry))
-                ink = 255 - decode(content, (size, size), 1, f"{path}: {entry}", ("PNG",))
-                return np.asarray(ink, np.float32) / np.float32(255)
-
-            support = np.stack([picture("training", name) for name in names])
-            query = np.stack([picture("test", item) for item, _ in pairs])
-            targets = np.array([names.index(known) for _, known in pairs], np.int32)
-            tasks.append(Episode(support, np.arange(len(names), dtype=np.int32), query, targets))
+    with archive(path) as content:
+        parts: dict[str, list[str]] = {}
+        for name in content.namelist():
+            folder, _, file = name.rpartition("/")
+            parts.setdefault(folder, []).extend([file] if file else [])
+        runs = sorted(folder for folder, files in parts.items() if folder.count("/") == 0 and RUN_LABELS in files)
+        tasks = [_read_run(path, content, run, parts, size) for run in runs]
     if not tasks:
-        raise DataError(f"{path}: no run such as run01/class_labels.txt is in there.")
+        raise DataError(f"{path}: no run such as run01/{RUN_LABELS} is in there.")
     return tasks
+
+
+def _read_run(path: Path, content: zipfile.ZipFile, run: str, parts: dict[str, list[str]], size: int) -> Episode:
+    file = f"{run}/{RUN_LABELS}"
+    pairs = []
+    for line in _unpacked(path, content, content.getinfo(file)).decode("ascii", "replace").split("\n"):
+        match = RUN_LINE.fullmatch(line.strip())
+        if match is not None and f"run{match[1]}" == run:
+            pairs.append((match[2], match[3]))
+        elif line.strip():
+            raise DataError(f"{path}: {file}: {line!r} does not pair a test item with a class.")
+    if not pairs:
+        raise DataError(f"{path}: {file} is empty: it must pair each test item with a class.")
+    for part, listed in zip(("test", "training"), zip(*pairs, strict=True), strict=True):
+        if sorted(listed) != sorted(parts.get(f"{run}/{part}", [])):
+            raise DataError(f"{path}: {file} does not name each picture of {run}/{part} once.")
+
+    def picture(part: str, name: str) -> np.ndarray:
+        entry = f"{run}/{part}/{name}"
+        ink = 255 - _drawing(_unpacked(path, content, content.getinfo(entry)), size, f"{path}: {entry}")
+        return np.asarray(ink, np.float32) / np.float32(255)
+
+    places = {known: i for i, known in enumerate(sorted(known for _, known in pairs))}
+    support = np.stack([picture("training", name) for name in places])
+    query = np.stack([picture("test", item) for item, _ in pairs])
+    targets = np.array([places[known] for _, known in pairs], np.int32)
+    return Episode(support, np.arange(len(places), dtype=np.int32), query, targets)
 
 
 def read_omniglot(paths: list[Path], size: int = 28) -> Classes:
@@ -97,7 +102,7 @@ def read_omniglot(paths: list[Path], size: int = 28) -> Classes:
     for path in paths:
         for alphabet, character, file, content in _drawings(path):
             where = f"{path}: {alphabet}/{character}/{file}"
-            picture = 255 - decode(content, (size, size), 1, where, ("PNG",))
+            picture = 255 - _drawing(content, size, where)
             drawings.setdefault(f"{alphabet}/{character}", {})[file] = picture
     if not drawings:
         raise DataError(f"{', '.join(map(str, paths))}: no drawing such as Greek/character01/0394_01.png is in there.")
@@ -106,8 +111,8 @@ def read_omniglot(paths: list[Path], size: int = 28) -> Classes:
 
 
 def _drawings(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
-    with _archive(path) as archive:
-        for entry in archive.infolist():
+    with archive(path) as content:
+        for entry in content.infolist():
             if entry.is_dir():
                 continue
             match = DRAWING.fullmatch(entry.filename)
@@ -115,28 +120,13 @@ def _drawings(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
                 raise DataError(
                     f"{path}: the entry {entry.filename!r} is not a drawing such as Greek/character01/0394_01.png."
                 )
-            yield match["alphabet"], match["character"], match["file"], _content(path, archive, entry)
+            yield match["alphabet"], match["character"], match["file"], _unpacked(path, content, entry)
 
 
-@contextlib.contextmanager
-def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    if not path.exists():
-        raise DataError(f"{path} does not exist.")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if len(archive.infolist()) > MEMBERS:
-                raise DataError(f"{path}: {len(archive.infolist())} entries are more than Omniglot can have.")
-            yield archive
-    except DataError:
-        raise
-    except Exception as error:  # a damaged archive can fail in many ways inside zipfile and zlib
-        raise DataError(f"{path}: cannot be read as a zip archive; it is damaged or cut off ({error}).") from error
+def _drawing(content: bytes, size: int, where: str) -> np.ndarray:
+    return decode(content, (size, size), 1, where, ("PNG",), PIXELS)
 
 
-def _content(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    # An archive may lie about sizes, so what is read is bounded whatever it announces.
-    with archive.open(entry) as file:
-        content = file.read(MEMBER_BYTES + 1)
-    if len(content) > MEMBER_BYTES:
-        raise DataError(f"{path}: {entry.filename} unpacks to more than {MEMBER_BYTES} bytes.")
-    return content
+def _unpacked(path: Path, content: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    check_size(f"{path}: {entry.filename}", entry.file_size, MEMBER_BYTES)
+    return content.read(entry)

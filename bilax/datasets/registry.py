@@ -14,12 +14,12 @@ from bilax.datasets import imagenet
 from bilax.datasets.classes import Splits
 from bilax.datasets.digits import load_digit_examples, load_digit_tasks
 from bilax.datasets.episodes import Episode, Sinusoids
-from bilax.datasets.errors import DataError
 from bilax.datasets.examples import Examples
 from bilax.datasets.fetching import fetch_files
 from bilax.datasets.folders import load_folder
-from bilax.datasets.idx import PARTS, digest, load_idx, packed_or_not
+from bilax.datasets.idx import PARTS, load_idx, packed_or_not
 from bilax.datasets.omniglot import FULL, RUNS, SMALL, load_omniglot, read_omniglot_runs
+from bilax.files import DataError, digest
 
 Kind = Literal["examples", "classes", "functions"]
 KINDS: dict[Kind, str] = {
@@ -106,10 +106,7 @@ DATA_SETS = {
         licence="MIT",
         origin="Zalando Research",
         installed=(Path("/usr/share/datasets/fashion-mnist"),),
-        mirrors=(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        ),
+        mirrors=("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
         sha256=(
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",

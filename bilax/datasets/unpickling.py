@@ -7,6 +7,7 @@ against its size, and nothing is hashed or written into a message before it is k
 """
 
 import math
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bilax.datasets.errors import DataError
+from bilax.files import DataError, opened
 
 KINDS = "biufSU"
 """booleans, numbers, bytes and text"""
@@ -30,14 +31,14 @@ _CONTENT = (str, bytes, list)
 
 def read_pickle(path: Path) -> Any:
     """The content of a pickle, also one that Python 2 wrote."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist.")
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
             # To read makes room for all that is asked for, so no more is asked for than there can be.
             bounded = SimpleNamespace(read=lambda n: file.read(n if n < size else size), readline=file.readline)
             return _plain(_Unpickler(bounded, size).load(), {})
+    except DataError:
+        raise
     except _RefusedError as error:
         raise DataError(f"{path}: refused: {error} Only arrays and plain containers are read from a pickle.") from error
     except Exception as error:  # a damaged pickle can fail in any operation

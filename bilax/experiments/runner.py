@@ -18,7 +18,7 @@ import optax
 
 import bilax
 from bilax.app.errors import nearest, refuse
-from bilax.app.run_folder import check_config, write_config, write_result
+from bilax.app.run_folder import check_config, mark, write_config, write_result
 from bilax.app.show import Arg, console, show_table
 
 EXIT_CODES = {"interrupted": 130, "terminated": 143}
@@ -135,8 +135,7 @@ class Experiment(abc.ABC):
 
     def main(self) -> None:
         """Runs every seed, prints a table and exits as a shell expects."""
-        self.check()
-        method = self.make_method()
+        method = self.checked_method()
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         out = self.out or Path("runs") / f"{self.name}-{self.method}-{stamp}"
         seeds = self.seed[:1] if self.together else self.seed
@@ -161,14 +160,21 @@ class Experiment(abc.ABC):
         """Runs the first seed (all, where they run together), going on where an earlier run in --out was broken off."""
         assert self.out is not None
         config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
-        config.check()
-        return config.run(config.make_method(), self.seed[0], self.out)
+        return config.run(config.checked_method(), self.seed[0], self.out)
+
+    def checked_method(self) -> bilax.Method:
+        """The method, once all options are known to be right."""
+        self.check()
+        try:
+            return self.make_method()
+        except (ValueError, TypeError) as error:
+            self.refuse(error)
 
     def make_method(self) -> bilax.Method:
-        """The method that the options name."""
+        """The method that the options name; a ValueError or TypeError that says what is wrong with them."""
         known = [name.replace("_", "-") for name in bilax.RECIPES if name not in ("maml", "fomaml", "reptile")]
         if self.method not in known:
-            self.refuse(f"unknown method '{self.method}': {nearest(self.method, known)}")
+            raise ValueError(f"unknown method '{self.method}': {nearest(self.method, known)}")
         recipe = bilax.RECIPES[self.method.replace("-", "_")]
         terms = self.defaults()["terms"] if self.terms is None else self.terms
         offered: dict[str, Any] = {
@@ -182,12 +188,9 @@ class Experiment(abc.ABC):
         }
         wanted = inspect.signature(recipe).parameters
         chosen = {name: value for name, value in offered.items() if name in wanted}
-        try:
-            method = recipe(**chosen)
-            start = self.start or (None if method.start == "auxiliary" else self.defaults()["start"])
-            return method if start is None else dataclasses.replace(method, start=start)
-        except (ValueError, TypeError) as error:
-            self.refuse(error)
+        method = recipe(**chosen)
+        start = self.start or (None if method.start == "auxiliary" else self.defaults()["start"])
+        return method if start is None else dataclasses.replace(method, start=start)
 
     def run(self, method: bilax.Method, seed: int, folder: Path) -> dict[str, Any]:
         """One run in its folder, begun or gone on with; returns what result.json holds."""
@@ -201,6 +204,7 @@ class Experiment(abc.ABC):
                 settings["seed"] = list(self.seed) if self.together else seed
                 check_config(folder, settings, self.free)
                 before = write_config(folder, settings)
+                begun = mark(folder)
                 solution = self._solve(setup, method, seed, folder, before, validation)
             except (OSError, ValueError) as error:
                 if new and not any((folder / "checkpoints").glob("*")):
@@ -213,13 +217,15 @@ class Experiment(abc.ABC):
                 self.refuse(error.__cause__)
             end = End(solution, validation, folder, before + time.perf_counter() - began)
             try:
+                if mark(folder) != begun:
+                    raise OSError("another run has taken the folder, so how this one ended is not written.")
                 # Who breaks a run off does not wait for its test.
                 broken_off = solution.ended.name in EXIT_CODES
                 extra = {"seconds": end.seconds, **self.details(end)}
                 extra["measures"] = {} if broken_off else self.measures(end)
+                return write_result(folder, solution, extra)
             except (OSError, ValueError) as error:
-                self.refuse(f"{error}\nThe training is kept in {folder}.")
-            return write_result(folder, solution, extra)
+                self.refuse(f"{error}\nWhat was saved of the training is in {folder}; --resume goes on from there.")
 
     def _solve(
         self,

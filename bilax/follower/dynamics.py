@@ -178,7 +178,8 @@ def residual(follower: Follower, y: PyTree, alpha: Any) -> Array:
 def cauchy_step(follower: Follower, y: PyTree) -> Array:
     """gᵀg / |gᵀHg|, the inverse of the curvature along the slope; 1 where it has none."""
     slope, curved = jax.jvp(jax.grad(follower.lower), (y,), (jax.grad(follower.lower)(y),))
-    squares, curvature = optax.tree.vdot(slope, slope), jnp.abs(optax.tree.vdot(slope, curved))
+    squares = jnp.asarray(optax.tree.vdot(slope, slope))
+    curvature = jnp.abs(jnp.asarray(optax.tree.vdot(slope, curved)))
     usable = (curvature > 0) & (squares > 0) & jnp.isfinite(curvature)
     return jnp.where(usable, squares / jnp.where(usable, curvature, 1), 1.0)
 

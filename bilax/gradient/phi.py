@@ -14,6 +14,7 @@ from bilax.follower.trajectory import ArgMax, Solved, Unrolling, unroll
 from bilax.gradient.method import Method
 from bilax.gradient.rule import FollowerRun
 from bilax.problem.checks import check_objectives
+from bilax.problem.compiled import compiled
 from bilax.problem.problem import Problem
 
 
@@ -42,7 +43,7 @@ class Phi(eqx.Module):
     problem: Problem
     method: Method
 
-    @eqx.filter_jit
+    @compiled
     def __call__(self, x: PyTree, z: PyTree, *data: Any) -> tuple[Float[Array, ""], Info]:
         z = self.method.start(x, *data) if callable(self.method.start) else z
         x, z = check_objectives(self.problem, x, z, data)

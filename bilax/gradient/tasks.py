@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from bilax.gradient.phi import Info, Phi, scaled
+from bilax.problem.compiled import compiled
 from bilax.problem.trees import most_within
 
 AT_ONCE_BYTES = 16 << 10
@@ -32,7 +33,7 @@ class Tasks(eqx.Module):
         }
         return value, each._replace(**numbers, solved=jnp.all(each.solved))
 
-    @eqx.filter_jit
+    @compiled
     def each(self, x: PyTree, z: PyTree, *data: Any) -> tuple[Float[Array, " tasks"], Info]:
         """φ of each task by itself, with an axis for the tasks in all that is returned."""
         count_tasks(data)

@@ -52,7 +52,7 @@ def fhg(inner_steps: int, step_size: Steps | None, **parts: Unpack[Parts]) -> Me
     return _method(inner_steps, parts, GradientDescent(step_size), derivative=Forward())
 
 
-def bda(inner_steps: int, step_size: Steps | None, mu: Steps = 0.4, **parts: Unpack[Parts]) -> Method:
+def bda(inner_steps: int, step_size: Steps, mu: Steps = 0.4, **parts: Unpack[Parts]) -> Method:
     """Bilevel descent aggregation (Liu et al. 2020): the follower also heeds the leader, with weight μ."""
     return _method(inner_steps, parts, Aggregated(step_size, mu))
 

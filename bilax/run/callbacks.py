@@ -17,10 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
+from bilax.files import read_text, write_whole
 from bilax.problem.trees import from_named, named_leaves
 from bilax.run.loop import Point
 from bilax.run.progress import latest
 from bilax.run.solution import History
+
+LINES_BYTES = 1 << 30
+"""of a file of `JsonLines` at the most"""
 
 
 class Snapshot(NamedTuple):
@@ -146,8 +150,9 @@ class JsonLines:
     def restore(self, saved: Mapping[str, Any], state: Snapshot) -> None:
         """Drops the lines of steps that a killed run took after it was last saved, and that come again."""
         if self.path.exists():
-            lines = self.path.read_text().splitlines(keepends=True)
-            self.path.write_text("".join(line for line in lines if _step_of(line) <= state.step))
+            lines = read_text(self.path, LINES_BYTES).splitlines(keepends=True)
+            kept = "".join(line for line in lines if _step_of(line) <= state.step)
+            write_whole(self.path, kept.encode())
 
 
 class TensorBoard:

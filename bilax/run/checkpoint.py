@@ -7,10 +7,14 @@ and a SHA-256 each.
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import logging
+import math
 import os
+import re
 import shutil
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -21,7 +25,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from bilax.files import read_arrays, write_arrays
+from bilax.files import DataError, check_size, may_unpack, read_arrays, write_arrays
 from bilax.problem.trees import named_leaves
 
 try:
@@ -30,7 +34,10 @@ except ImportError:  # Windows: there, two runs in one folder go unnoticed
     fcntl = None
 
 PREFIX = "step"
+CHECKPOINT = re.compile(f"{PREFIX}_[0-9]{{9,15}}")
 HISTORY = "history"
+ROOM = 1 << 29
+"""bytes that a checkpoint may hold beside what the run needs"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +101,7 @@ def opened(saving: Saving, *, resume: bool) -> Iterator["Checkpoints"]:
             f"cannot write to the folder {saving.folder} of Saving(folder=...): {error.strerror or error}. "
             "Choose a folder that you may write to."
         ) from error
-    with _alone(saving):
+    with _alone(saving) as folder:
         if any(saving.path.glob("step-*/manifest.json")):
             raise ConfigurationError(
                 f"{saving.folder} holds a run that bilax 0.1 saved, in a form that this version does not read. Go on "
@@ -106,14 +113,18 @@ def opened(saving: Saving, *, resume: bool) -> Iterator["Checkpoints"]:
                 f"{saving.folder} already holds a run (steps {steps}). Go on with it by resume=True, or choose "
                 "another folder."
             )
+        for path in saving.path.glob(f"{PREFIX}_*"):
+            if ".orbax" not in path.name and (wrong := _what_is_wrong(path)):
+                _set_aside(path, wrong)
         with contextlib.closing(_manager(saving)) as manager:
-            yield Checkpoints(saving, manager)
+            yield Checkpoints(saving, manager, folder)
 
 
 @contextlib.contextmanager
-def _alone(saving: Saving) -> Iterator[None]:
+def _alone(saving: Saving) -> Iterator[int | None]:
+    """Locks the folder and yields its descriptor, which stands for the same folder even if it is renamed."""
     if fcntl is None:
-        yield
+        yield None
         return
     folder = os.open(saving.path, os.O_RDONLY)
     try:
@@ -126,25 +137,50 @@ def _alone(saving: Saving) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # a disk without locks
-        yield
+        yield folder
     finally:
         os.close(folder)
 
 
 def steps_saved(folder: Path) -> list[int]:
-    """The steps at which whole checkpoints lie in `folder`, in order."""
-    if not any(folder.glob(f"{PREFIX}_*")):
-        return []  # without importing orbax
-    import orbax.checkpoint as ocp
+    """The steps at which checkpoints lie in `folder`, in order."""
+    return sorted(int(path.name[len(PREFIX) + 1 :]) for path in _checkpoints(folder))
 
-    return sorted(ocp.utils.checkpoint_steps(folder))
+
+def _checkpoints(folder: Path) -> list[Path]:
+    # Orbax gives a folder this name when all is in it.
+    return [path for path in folder.glob(f"{PREFIX}_*") if CHECKPOINT.fullmatch(path.name)]
+
+
+def _what_is_wrong(path: Path) -> str:
+    """Why orbax must not look at a folder; it would wait for a pipe, or read a device, for ever."""
+    if not CHECKPOINT.fullmatch(path.name):
+        return "its name is not that of a step"
+    if not (path / "_CHECKPOINT_METADATA").exists():
+        return "it is not whole"
+    for each in (path, *path.rglob("*")):
+        kind = each.lstat().st_mode
+        if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
+            return f"{each.name} is neither a file nor a folder"
+    return ""
+
+
+def _set_aside(path: Path, reason: str) -> None:
+    aside = path.with_name(f"damaged-{path.name}")
+    warnings.warn(
+        f"the checkpoint {path.name} is damaged ({reason}); it is set aside as {aside.name}, and an older one is used.",
+        stacklevel=2,
+    )
+    with contextlib.suppress(OSError):  # there is none yet, or it is no folder
+        shutil.rmtree(aside)
+    os.replace(path, aside)
 
 
 class Checkpoints:
     """The checkpoints of one run, of which this process is the only writer."""
 
-    def __init__(self, saving: Saving, manager: Any):
-        self.saving, self.manager = saving, manager
+    def __init__(self, saving: Saving, manager: Any, folder: int | None):
+        self.saving, self.manager, self.folder = saving, manager, folder
         self.recorded = 0
         """up to which step the history is on disk"""
 
@@ -158,6 +194,9 @@ class Checkpoints:
             "sha256": {name: digest(leaf) for name, leaf in saved.arrays.items()},
         }
         try:
+            self._check_folder(
+                sum(np.asarray(leaf).nbytes for leaf in (*saved.arrays.values(), *saved.history.values()))
+            )
             if saved.step > self.recorded:
                 write_arrays(self._part(self.recorded, saved.step), saved.history)
             items = ocp.args.Composite(
@@ -165,11 +204,15 @@ class Checkpoints:
                 about=ocp.args.JsonSave(about),  # pyright: ignore
             )
             # A number that is none would count as the best.
-            self.manager.save(saved.step, args=items, metrics={"upper": score if np.isfinite(score) else 1e308})
+            score = score if np.isfinite(score) else 1e308
+            if not self.manager.save(saved.step, args=items, metrics={"upper": score}):
+                raise OSError("orbax holds that this step is saved already")
         except Exception as error:
-            self._part(self.recorded, saved.step).unlink(missing_ok=True)
-            self.manager.reload()
-            steps = self.manager.all_steps()
+            with contextlib.suppress(OSError):
+                self._part(self.recorded, saved.step).unlink(missing_ok=True)
+            steps = steps_saved(self.saving.path)
+            if steps:
+                self.manager.reload()
             warnings.warn(
                 f"could not save step {saved.step} in {self.saving.folder}: {error}. The run goes on; the last step "
                 f"that is safe is {max(steps) if steps else 'none'}. Free some space or permissions there.",
@@ -179,13 +222,30 @@ class Checkpoints:
         self.recorded = saved.step
         return True
 
-    def restore(self) -> Saved | None:
-        """The newest checkpoint that is whole; None where there is none. A damaged one is set aside with a warning."""
+    def _check_folder(self, size: int) -> None:
+        """Refuses to write where the folder that is locked no longer is, or where so many bytes have no room.
+
+        Another run may have taken the place; and where a disk is full, orbax's threads print hundreds of lines.
+        """
+        if shutil.disk_usage(self.saving.path).free < size + (1 << 20):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.folder is None:
+            return
+        there, mine = os.stat(self.saving.path), os.fstat(self.folder)
+        if (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            raise OSError("the folder was removed, and there is another in its place")
+
+    def restore(self, size: int) -> Saved | None:
+        """The newest checkpoint that is whole; None where there is none. A damaged one is set aside with a warning.
+
+        `size` is how many bytes the state of the run takes.
+        """
         for step in sorted(self.manager.all_steps(), reverse=True):
             try:
-                saved = self._read(step)
+                saved = self._read(step, size)
             except Exception as error:
-                self._set_aside(step, error)
+                _set_aside(self.saving.path / f"{PREFIX}_{step:09d}", str(error))
+                self.manager.reload()
                 continue
             self.recorded = step
             for later in (part for part, _, end in self._parts() if end > step):
@@ -193,28 +253,21 @@ class Checkpoints:
             return saved
         return None
 
-    def _read(self, step: int) -> Saved:
+    def _read(self, step: int, size: int) -> Saved:
         import orbax.checkpoint as ocp
 
+        path = self.saving.path / f"{PREFIX}_{step:09d}"
+        packed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        check_size(path.name, _announced(path / "arrays"), ROOM + 2 * size + may_unpack(packed))
         items = ocp.args.Composite(arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore())  # pyright: ignore
         read = self.manager.restore(step, args=items)
         arrays, about = dict(read["arrays"]), read["about"]
-        for name, expected in about["sha256"].items():
-            if digest(arrays[name]) != expected:
-                raise ValueError(f"{name} has changed since it was written")
-        history = read_history(self.saving.path, step)
-        return Saved(step, arrays, about["configuration"], about["next_step"], history)
-
-    def _set_aside(self, step: int, error: Exception) -> None:
-        path = self.saving.path / f"{PREFIX}_{step:09d}"
-        warnings.warn(
-            f"the checkpoint {path.name} is damaged ({error}); it is set aside as damaged-{path.name}, and an older "
-            "one is used.",
-            stacklevel=2,
-        )
-        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
-        os.replace(path, path.with_name(f"damaged-{path.name}"))
-        self.manager.reload()
+        for name, leaf in arrays.items():
+            if digest(leaf) != about["sha256"][name]:
+                raise DataError(f"{name} has changed since it was written")
+        configuration = {str(name): str(value) for name, value in about["configuration"].items()}
+        next_step = {str(name): float(value) for name, value in about["next_step"].items()}
+        return Saved(step, arrays, configuration, next_step, read_history(self.saving.path, step))
 
     def _part(self, begin: int, end: int) -> Path:
         return self.saving.path / HISTORY / f"{begin:09d}-{end:09d}.npz"
@@ -244,8 +297,11 @@ def read_history(folder: Path, until: int | None = None) -> dict[str, np.ndarray
         raise ValueError(f"its history ends at step {reached}")
     if not parts:
         return {}
-    axis = parts[0][".upper"].ndim - 1  # 1 where there are many starts
-    return {name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]}
+    try:
+        axis = parts[0][".upper"].ndim - 1  # 1 where there are many starts
+        return {name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]}
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{folder / HISTORY}: its parts do not go together ({error!r}).") from None
 
 
 def check_configuration(saved: Saved, now: dict[str, str], saving: Saving) -> None:
@@ -294,11 +350,20 @@ def digest(leaf: Any) -> str:
     return found.hexdigest()
 
 
+def _announced(folder: Path) -> int:
+    """The bytes that orbax will make room for."""
+    import orbax.checkpoint as ocp
+
+    leaves = jax.tree.leaves(ocp.StandardCheckpointHandler().metadata(folder).tree)  # pyright: ignore
+    shapes = [(leaf.shape, leaf.storage.chunk_shape, np.dtype(leaf.dtype).itemsize) for leaf in leaves]
+    return sum(max(math.prod(shape), math.prod(chunk)) * itemsize for shape, chunk, itemsize in shapes)
+
+
 def _manager(saving: Saving) -> Any:
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers as kinds
 
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong is raised as well
     keep = [
         kinds.LatestN(saving.keep),
         kinds.BestN(get_metric_fn=lambda metrics: metrics["upper"], reverse=True, n=1),

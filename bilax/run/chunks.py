@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from bilax.problem.compiled import compiled
 from bilax.problem.trees import from_named, named_leaves
 from bilax.problem.variables import Fixed
 from bilax.run import checkpoint
@@ -33,7 +34,8 @@ CHUNK_SECONDS = 0.5
 CAPACITY = 1 << 16
 """outer steps in one chunk at the most: bounds the buffers that hold its history"""
 
-_begin, _advance, _finish = eqx.filter_jit(begin), eqx.filter_jit(advance), eqx.filter_jit(finish)
+# There is NaN where nothing has been recorded.
+_begin, _advance, _finish = (compiled(part, nan_is_meant=True) for part in (begin, advance, finish))
 
 
 class Plan(NamedTuple):
@@ -96,7 +98,7 @@ class _Drive:
                 checkpoints = stack.enter_context(checkpoint.opened(options.saving, resume=options.resume))
                 saver = _Saver(options.saving, checkpoints, self._configuration())
                 stack.enter_context(_signals(self.received))
-            stored = saver.checkpoints.restore() if saver is not None and options.resume else None
+            stored = saver.checkpoints.restore(_size(self.state)) if saver is not None and options.resume else None
             if saver is not None and stored is not None:
                 self._take_up(stored, saver.configuration)
             show = stack.enter_context(display(options.progress, steps, self.done))
@@ -277,6 +279,10 @@ class _Drive:
         x, z = (float(optax.tree.norm(jax.tree.map(jnp.subtract, new, old))) for new, old in moves)
         upper, lower = (float(np.mean(value)) for value in (after.good.upper, after.good.lower))
         return {"upper": upper, "lower": lower, "move of x": x, "move of z": z}
+
+
+def _size(tree: PyTree) -> int:
+    return sum(np.asarray(leaf).nbytes for leaf in named_leaves(tree).values())
 
 
 def _entry(batches: PyTree, i: int) -> Any:

@@ -15,7 +15,11 @@ from bilax.problem.checks import as_arrays
 
 Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...]]
 """What both objectives get after (x, y): a tuple; a function (step, key) -> tuple, which is traced; or an
-iterable of tuples, one for each outer step, of which the next few are read while the device computes."""
+iterable of tuples of the same shapes and types, one for each outer step.
+
+An iterable is read in a thread of its own, the next few batches while the device computes, and never more than the run
+has steps. It must not be read elsewhere meanwhile. A generator that served a run which ended early has given away what
+was read ahead; one that can be read from the start, such as a list, has not."""
 
 BATCH_BYTES = 16 << 20
 """of data that are on the device ahead of time"""
@@ -63,6 +67,20 @@ def _item(item: Any) -> Any:
     return as_arrays("data", tuple(item)) if isinstance(item, list | tuple) else item
 
 
+def _check_alike(number: int, batch: Any, first: Any) -> None:
+    shapes, expected = jax.tree.map(np.shape, batch), jax.tree.map(np.shape, first)
+    if shapes != expected:
+        raise ValueError(
+            f"batch {number} has the shapes {shapes}, those before it {expected}. All must be alike: leave out a last "
+            "batch that is shorter."
+        )
+    for new, old in zip(jax.tree.leaves(batch), jax.tree.leaves(first), strict=True):
+        kind, room = np.asarray(new).dtype, np.asarray(old).dtype
+        # Floats are rounded to what JAX computes in, whole numbers would wrap around.
+        if not (np.issubdtype(kind, np.floating) and np.issubdtype(room, np.floating)) and not np.can_cast(kind, room):
+            raise ValueError(f"batch {number} holds {kind}, those before it {room}, which is too small for it.")
+
+
 class Reader:
     """Reads batches in a thread, never more than `wanted` in all, and stacks them for one chunk."""
 
@@ -77,16 +95,11 @@ class Reader:
         try:
             starting_at = getattr(source, "starting_at", None)
             batches = starting_at(skip) if starting_at else itertools.islice(source, skip, None)
-            shapes = None
+            first = None
             for number, batch in enumerate(itertools.islice(batches, wanted), skip):
                 batch = _item(batch)
-                found = jax.tree.map(np.shape, batch)
-                shapes = shapes or found
-                if found != shapes:
-                    raise ValueError(
-                        f"batch {number} has the shapes {found}, those before it {shapes}. All must be alike: leave "
-                        "out a last batch that is shorter."
-                    )
+                first = batch if first is None else first
+                _check_alike(number, batch, first)
                 if not self._put(batch):
                     return
         except BaseException as error:

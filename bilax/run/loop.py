@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from bilax.methods.algorithm import Algorithm, Evaluation
+from bilax.problem.compiled import compiled
 from bilax.problem.problem import Problem
 from bilax.problem.trees import all_finite, choose
 from bilax.run.solution import History, Status
@@ -167,7 +167,7 @@ def _evaluated(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0) 
     return after, Point(*loop.algorithm.point(state.carry), found.y, *numbers), found
 
 
-@eqx.filter_jit
+@compiled
 def _traced_once(algorithm: Algorithm, problem: Problem, carry: PyTree, data: tuple[Any, ...], key: Array) -> Any:
     """The algorithm's step; the loop meets it four times, and JAX remembers what it traced."""
     return algorithm.step(problem, carry, data, key)

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.method import Method
@@ -17,13 +18,14 @@ from bilax.methods.auto import Auto
 from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.checks import check_inside, check_point, warn_of_doubles
+from bilax.problem.compiled import compiled
 from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Each, Set
 from bilax.problem.variables import Fixed, take_variables
-from bilax.run.chunks import Plan, drive, finished
+from bilax.run.chunks import CAPACITY, Plan, drive, finished
 from bilax.run.data import Batches, Data, check_data
 from bilax.run.loop import Loop, Point, Record, advance, begin, finish
 from bilax.run.options import RunOptions, Watching
@@ -70,15 +72,15 @@ def solve(
 
     Without progress, callbacks, saving, an iterable and a time limit the whole run is one compiled call; with
     them it is a few, each about half a second long. Whatever happens, the solution is the last point that was
-    evaluated and found finite. A second call with the same problem, method and optimiser objects and the same
-    shapes compiles nothing.
+    evaluated and found finite. A second call with the same functions and equal settings, optimisers and shapes compiles
+    nothing.
 
     Of modules such as `eqx.nn.MLP` in x0 or y0 the floating arrays are varied, the rest stays as it is. Ctrl-C raises
     KeyboardInterrupt; a run that is being saved is saved first (`bilax.Interrupted`).
     """
     if steps is None:
         steps = 5000 if isinstance(method, Auto) else 500
-    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance)
+    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance, x0, y0, data, key)
     given, x0, y0, fixed = take_variables(problem, x0, y0)
     given_x0, given_y0 = x0, y0
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
@@ -119,7 +121,8 @@ class _Setting(NamedTuple):
 
 def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
     """Chooses, runs, looks at the end once more and runs again if need be."""
-    problem, x0, y0, data, *_ = given
+    problem, x0, y0 = given[:3]
+    data: Any = given.data
     steady = isinstance(data, tuple) and not isinstance(data, Batches)
     precise = steady and method.precise(x0, y0)
     with double_precision() if precise else contextlib.nullcontext():
@@ -203,7 +206,7 @@ def multistart(
     The fields of the result have that axis too; `result.best` and `result[i]` are single solutions. Entries
     of the history past a run's own end are NaN (0 for k_bar).
     """
-    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance)
+    options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance, x0s, y0s, data, key)
     given, x0s, y0s, fixed = take_variables(problem, x0s, y0s)
     counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((x0s, y0s))}
     if len(counts) != 1 or () in counts or (0,) in counts:
@@ -225,7 +228,8 @@ def multistart(
 
 
 def _start(plan: Plan, options: RunOptions) -> Solution:
-    if options.in_chunks or isinstance(plan.loop.data, Batches):
+    # The history of a whole run is there before the run: one too long for that is taken in parts.
+    if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps > 16 * CAPACITY:
         solution = drive(plan, options)
     else:
         run = (_run_once if isinstance(plan.loop.algorithm, SolvedFollower) else _run)(*plan[:5])
@@ -242,7 +246,7 @@ def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tu
     return *finish(loop, state, Status.step_limit), state.step, history
 
 
-_run = eqx.filter_jit(_whole_run)
+_run = compiled(_whole_run, nan_is_meant=True)
 _run_once = quick_jit(_whole_run)
 """for runs that take less time than their compilation"""
 
@@ -257,7 +261,13 @@ def _check_no_optimizer(*optimizers: Any) -> None:
         raise TypeError("bilax.auto() chooses its optimiser: leave out optimizer and z_optimizer, or name a method.")
 
 
-def _check_settings(problem: Any, steps: Any, tolerance: Any) -> int:
+def _check_settings(problem: Any, steps: Any, tolerance: Any, *given: Any) -> int:
+    # Inside jit whatever is computed is traced; inside vmap and grad only what was given.
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((given, jnp.zeros(()) + 0))):
+        raise TypeError(
+            "solve and multistart compile whole runs and cannot be part of a function that jax.jit, vmap or grad is "
+            "asked for. Use bilax.approximate there, and bilax.multistart for many starts."
+        )
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

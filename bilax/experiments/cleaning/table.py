@@ -168,7 +168,7 @@ class Table3(Target):
             out=self.runs / file_stem(data, method, self.activation),
         )
         # Those with an auxiliary start learn it along a schedule that ends with the run.
-        patience = 500 if base.make_method().start == "warm" and not self.quick else None
+        patience = 500 if base.checked_method().start == "warm" and not self.quick else None
         return dataclasses.replace(base, patience=patience, **quick)
 
     def compute(self) -> dict[str, Any]:

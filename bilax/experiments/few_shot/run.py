@@ -29,7 +29,7 @@ from bilax.datasets.registry import DATA_SETS, DataSet, entry, load_classes
 from bilax.experiments.few_shot import learners as few_shot
 from bilax.experiments.few_shot.learners import Learner, LqPenalty
 from bilax.experiments.runner import End, Experiment, Setup
-from bilax.files import write_whole
+from bilax.files import read_whole, write_whole
 from bilax.models import ConvNet4, Dense, ResNet12
 
 WHOLE = {"maml": bilax.maml, "fomaml": bilax.fomaml, "reptile": bilax.reptile}
@@ -39,6 +39,8 @@ MEANS = ("protonet", "relation-net")
 VALIDATION_SEED, TEST_SEED = 2**30, 2**31
 """of the validation and test tasks, the same for all methods and seeds"""
 TEST_BATCH = 20
+FILTERS = 4096
+"""at the most; more would fill the memory before training begins"""
 
 
 @dataclasses.dataclass
@@ -97,6 +99,8 @@ class FewShot(Experiment):
             if value is not None and value < 1:
                 option = name.replace("_", "-")
                 self.refuse(f"--{option} must be at least 1, got {value}.")
+        if self.filters is not None and self.filters > FILTERS:
+            self.refuse(f"--filters must be at most {FILTERS}, got {self.filters}.")
         if self.rotations and "rotations" not in self.data_set.options:
             those = ", ".join(name for name, known in DATA_SETS.items() if "rotations" in known.options)
             self.refuse(f"--rotations is for {those}.")
@@ -118,26 +122,23 @@ class FewShot(Experiment):
         shared = [name.replace("_", "-") for name in bilax.RECIPES if name not in (*WHOLE, "one_step")]
         known = [*shared, *recipes, *MEANS]
         if self.method not in known:
-            self.refuse(f"unknown method '{self.method}': {nearest(self.method, known)}")
+            raise ValueError(f"unknown method '{self.method}': {nearest(self.method, known)}")
         if self.start == "warm":
-            self.refuse("--start warm has no meaning for tasks that change; use fixed or auxiliary.")
+            raise ValueError("--start warm has no meaning for tasks that change; use fixed or auxiliary.")
         if self.start is not None and self.method in (*WHOLE, *MEANS):
-            self.refuse(f"--start is not for {self.method}, which has a start of its own.")
+            raise ValueError(f"--start is not for {self.method}, which has a start of its own.")
         if self.method in MEANS:
             return bilax.rhg(1, 1.0)
         if self.method not in recipes:
             return super().make_method()
-        try:
-            parts: Any = {} if self.start is None else {"start": self.start}
-            return recipes[self.method](self.inner_steps, self.step_size, **parts)
-        except (ValueError, TypeError) as error:
-            self.refuse(f"{error}")
+        parts: Any = {} if self.start is None else {"start": self.start}
+        return recipes[self.method](self.inner_steps, self.step_size, **parts)
 
     def setup(self, seed: int) -> Setup:
-        learner = self.learner(seed)
         tasks = self.meta_batch if self.meta_batch is not None else 2 if self.backbone == "resnet12" else 4
         data = self.batches("train", seed, tasks)
         self.batches("test", TEST_SEED, TEST_BATCH)  # what is wrong with it should be told now, not after training
+        learner = self.learner(seed)
         return Setup(learner.problem, learner.x0, learner.y0, data, tasks=True)
 
     def time_limit(self) -> float | None:
@@ -279,8 +280,11 @@ def load_learned(folder: Path, like: PyTree) -> PyTree:
     path = folder / LEARNED
     if not path.exists():
         raise DataError(f"{path} does not exist: `bilax run few-shot` writes it when a run ends.")
+    headers = 1024 * len(jax.tree.leaves(like))  # more than they take
+    arrays = [leaf for leaf in jax.tree.leaves(like) if hasattr(leaf, "dtype")]
+    content = read_whole(path, headers + sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in arrays))
     try:
-        return eqx.tree_deserialise_leaves(path, like)
+        return eqx.tree_deserialise_leaves(io.BytesIO(content), like)
     except Exception as error:  # a damaged file can fail in many ways inside equinox and numpy
         raise DataError(f"{path}: is damaged, or of another run than config.json ({error}).") from error
 

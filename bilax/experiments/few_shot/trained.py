@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,7 @@ import bilax
 from bilax.app.errors import plain_errors, refuse
 from bilax.app.run_folder import read_run
 from bilax.app.show import Arg, console, show_table
+from bilax.app.text import cell
 from bilax.datasets import DataError
 from bilax.datasets.classes import decode
 from bilax.datasets.episodes import Episode
@@ -105,9 +107,7 @@ class Classifier(NamedTuple):
 def load_trained(folder: str | Path) -> Trained:
     """Reads the folder of an ended `bilax run few-shot`; its data set is not needed."""
     record = read_run(Path(folder))
-    settings = record.config.get("config")
-    if not isinstance(settings, dict):
-        raise ValueError(f"the config.json of {folder} is damaged: it holds no settings.")
+    settings = record.config["config"]
     if settings.get("experiment") != FewShot.name:
         raise ValueError(f"{folder} holds a run of {settings.get('experiment')!r}, not of few-shot.")
     if settings.get("dataset") in names("functions"):
@@ -122,11 +122,13 @@ def load_trained(folder: str | Path) -> Trained:
         config, (height, width, channels) = FewShot(**options), settings["shape"]
         if not all(type(count) is int and count > 0 for count in (height, width, channels, config.way, config.queries)):
             raise ValueError("a size that is no whole number of at least 1")
-        learner = config.learner(0, (height, width, channels))
-    except (KeyError, TypeError, ValueError) as error:
+        # Shapes alone: how large the network is to be is for learned.eqx to show.
+        learner = eqx.filter_eval_shape(lambda: config.learner(0, (height, width, channels)))
+        method = config.make_method()
+    except Exception as error:  # settings of any kind go through equinox and JAX
         raise ValueError(f"the config.json of {folder} is damaged: it makes no network ({error!r}).") from error
     x, z = load_learned(Path(folder), (learner.x0, learner.y0))
-    return Trained(config, learner, config.make_method(), x, z, (height, width, channels))
+    return Trained(config, learner, method, x, z, (height, width, channels))
 
 
 def start_for(z: PyTree, way: int) -> PyTree:
@@ -221,8 +223,9 @@ class Adapt:
             ordered = np.sort(scores, axis=1)
             for i, path in enumerate(files):
                 margin = ordered[i, -1] - ordered[i, -2]
-                writer.writerow([path.name, classify.names[best[i]], f"{ordered[i, -1]:.5g}", f"{margin:.5g}"])
-            write_whole(self.out, text.getvalue().encode())
+                named = cell(path.name), cell(classify.names[best[i]])
+                writer.writerow([*named, f"{ordered[i, -1]:.5g}", f"{margin:.5g}"])
+            write_whole(self.out, text.getvalue().encode(errors="surrogateescape"))
         counts = {str(name): int(np.sum(best == i)) for i, name in enumerate(classify.names)}
         show_table(f"{len(files)} pictures", ["class", "pictures"], [[name, count] for name, count in counts.items()])
         console.print(f"wrote {self.out}", style="dim", soft_wrap=True)
