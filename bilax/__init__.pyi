@@ -1,5 +1,13 @@
 from .app.pictures import basin_map, landscape, leader_path
-from .follower.dynamics import Aggregated, Dynamics, FromOptax, GradientDescent, Nesterov, residual
+from .follower.dynamics import (
+    Aggregated,
+    Dynamics,
+    FromOptax,
+    FromOptimistix,
+    GradientDescent,
+    Nesterov,
+    residual,
+)
 from .follower.lbfgs import LBFGS
 from .follower.newton import Newton
 from .follower.several_starts import SeveralStarts
@@ -73,6 +81,7 @@ __all__ = [
     "FollowerRun",
     "Forward",
     "FromOptax",
+    "FromOptimistix",
     "GlobalSolution",
     "GradientCheck",
     "GradientDescent",

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optimistix
 import pytest
 import scipy.optimize
 
@@ -162,6 +163,44 @@ def test_optax_s_own_lbfgs_may_move_the_leader():
     np.testing.assert_allclose(solution.upper, value(solution.x), rtol=1e-6)
 
 
+def test_optimistix_s_minimisers_may_move_the_follower():
+    problem, value = ridge()
+    dynamics = bilax.FromOptimistix(optimistix.BFGS(1e-9, 1e-9))
+    method = bilax.Method(300, dynamics, derivative=bilax.Implicit(), follower_tolerance=1e-6)
+    (found, info), slope = jax.value_and_grad(bilax.approximate(problem, method), has_aux=True)(
+        jnp.full(6, -1.0), jnp.zeros(6)
+    )
+    x = np.full(6, -1.0)
+    np.testing.assert_allclose(found, value(x), rtol=1e-7)
+    np.testing.assert_allclose(slope, scipy.optimize.approx_fprime(x, value, 1e-6), rtol=1e-4, atol=1e-7)
+    assert 5 < int(info.steps) < 300
+    bounded = bilax.Problem(problem.upper, problem.lower, y_set=bilax.NonNegative())
+    with pytest.raises(ValueError, match="know no constraints"):
+        bilax.approximate(bounded, method)(jnp.full(6, -1.0), jnp.zeros(6))
+
+
+def test_frames_tensors_and_lists_are_taken_as_data():
+    class Tensor:
+        """As much of a PyTorch tensor as matters here."""
+
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.values, dtype)
+
+    problem = bilax.Problem(lambda x, y, c: (y - 1) ** 2, lambda x, y, c: jnp.sum((y - x * c) ** 2))
+    method = bilax.rhg(5, 0.1)
+    plain = bilax.solve(problem, method, 1.0, 0.5, data=(np.ones(3),), steps=4)
+    tensor = bilax.solve(problem, method, 1.0, 0.5, data=(Tensor([1.0, 1.0, 1.0]),), steps=4)
+    loader = bilax.solve(problem, method, 1.0, 0.5, data=[[Tensor([1.0, 1.0, 1.0])]] * 6, steps=4)
+    assert plain.upper == tensor.upper == pytest.approx(float(loader.upper))
+    with pytest.raises(TypeError, match=r"data\[0\] is a Tensor whose columns are not all numbers"):
+        bilax.solve(problem, method, 1.0, 0.5, data=(Tensor(np.asarray(["a", 1.0], object)),), steps=4)
+    with pytest.raises(TypeError, match=r"data\[0\] is 'text', not an array"):
+        bilax.solve(problem, method, 1.0, 0.5, data=("text",), steps=4)
+
+
 # Arrays as people have them
 
 PAIRS = """
@@ -207,6 +246,28 @@ PAIRS = """
     assert own(y).dtype == jnp.float32
     print("fine")
 """
+
+
+DOUBLES = """
+    import warnings
+    import numpy as np, jax.numpy as jnp
+    import bilax
+
+    problem = bilax.Problem(lambda x, y: (y - 1) ** 2, lambda x, y: (y - x) ** 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bilax.solve(problem, bilax.auto(), np.float64(0.3), np.zeros(()), steps=3)
+        assert not caught, caught[0]
+        for _ in range(2):
+            bilax.solve(problem, bilax.rhg(2, 0.1), np.asarray(0.3), 0.0, steps=1)
+    assert len(caught) == 1 and "jax_enable_x64" in str(caught[0].message), caught
+    print("fine")
+"""
+
+
+def test_double_precision_that_would_be_rounded_is_told_once():
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(DOUBLES)], capture_output=True, text=True, check=False)
+    assert out.stdout.strip() == "fine", out.stderr[-3000:]
 
 
 def test_every_call_may_follow_every_other_with_closed_over_numpy_arrays():

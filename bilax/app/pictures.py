@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 from bilax.gradient.phi import Info
 from bilax.methods.recipes import Method
 from bilax.problem.problem import Problem
+from bilax.problem.terms import inside
 from bilax.run.solve import multistart, solve
 from bilax.trust.flat_problem import flatten
 
@@ -118,7 +119,7 @@ def basin_map(
 
     def start(a, b):
         x, y = jax.tree.map(lambda origin, u, v: origin + a * u + b * v, (x0, y0), directions[0], directions[1])
-        return problem.x_set.project(x), problem.y_set.project(y)
+        return problem.x_set.project(x), inside(problem.y_set, y)
 
     xs, ys = jax.vmap(start)(jnp.asarray(grid_s, float), jnp.asarray(grid_t, float))
     ends = multistart(problem, method, xs, ys, steps=steps, optimizer=optimizer, data=data)

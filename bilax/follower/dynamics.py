@@ -27,6 +27,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from bilax.problem.problem import Follower
+from bilax.problem.sets import Reals
 
 Steps = float | Array | Sequence[float] | Callable[[Any], Any]
 """A constant, a sequence α_0, α_1, …, or a function k -> α_k. An array, of no or one axis, can be differentiated."""
@@ -167,6 +168,50 @@ class FromOptax(eqx.Module):
 
     def residual_step(self, k: Any) -> Any:
         return 1.0
+
+
+class FromOptimistix(eqx.Module):
+    """Any optimistix minimiser, such as `optimistix.BFGS(1e-8, 1e-8)`, as the follower's dynamics, on the whole space.
+
+    Its own test of convergence is what `follower_tolerance` asks for, whatever number that is. Use the implicit rule:
+    these solvers cannot be differentiated step by step.
+    """
+
+    solver: Any
+
+    def init(self, y: PyTree) -> PyTree:
+        return y, eqx.filter(self._begin(y), eqx.is_array), jnp.asarray(False)
+
+    def step(self, k: Any, state: PyTree, follower: Follower) -> PyTree:
+        if not isinstance(follower.y_set, Reals):
+            raise ValueError(
+                f"optimistix's minimisers know no constraints, but the follower has {follower.y_set}: use "
+                "bilax.Newton(), bilax.LBFGS(), or bilax.GradientDescent()."
+            )
+        y, arrays, _ = state
+        rest = eqx.filter(self._begin(y), eqx.is_array, inverse=True)
+
+        def objective(y, _):
+            return follower.lower(y), None
+
+        common = None, {}
+        y, memory, _ = self.solver.step(objective, y, *common, eqx.combine(arrays, rest), frozenset())
+        done, _ = self.solver.terminate(objective, y, *common, memory, frozenset())
+        return y, eqx.filter(memory, eqx.is_array), done
+
+    def point(self, state: PyTree) -> PyTree:
+        return state[0]
+
+    def unsolved(self, state: PyTree) -> Array:
+        return jnp.where(state[2], 0.0, jnp.inf)
+
+    def residual_step(self, k: Any) -> Any:
+        return 1.0
+
+    def _begin(self, y: PyTree) -> Any:
+        # Of the objective optimistix asks here only what it returns.
+        value = jax.ShapeDtypeStruct((), dtype_of(y))
+        return self.solver.init(lambda y, _: (jnp.zeros((), dtype_of(y)), None), y, None, {}, value, None, frozenset())
 
 
 def residual(follower: Follower, y: PyTree, alpha: Any) -> Array:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 
 from bilax.follower.dynamics import residual
 from bilax.problem.problem import Problem
-from bilax.problem.sets import Set
+from bilax.problem.terms import inside
 
 
 class Evaluation(NamedTuple):
@@ -75,9 +75,7 @@ def update(
     `more` is for optimisers that search along a line: `value`, `grad` and `value_fn`.
     """
     updates, memory = optax.with_extra_args_support(optimizer).update(gradient, memory, point, **more)
-    moved = optax.apply_updates(point, updates)
-    # Where Y is a term, or depends on x, the follower's own steps see to it.
-    return a_set.project(moved) if isinstance(a_set, Set) else moved, memory
+    return inside(a_set, optax.apply_updates(point, updates)), memory
 
 
 def gradient_through_view(problem: Problem, x: PyTree, data: tuple[Any, ...]) -> tuple[PyTree, Any]:

@@ -21,7 +21,7 @@ from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.problem.sets import Reals, Set, bounds
+from bilax.problem.sets import Reals, bounds
 from bilax.problem.terms import tangent
 
 SMALL = 50_000
@@ -223,12 +223,12 @@ def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
     unit[::3] = (np.arange(len(unit[::3])) + 0.5)[:, None] / len(unit[::3])
     normal = scipy.special.ndtri(np.clip(unit, 1e-3, 1 - 1e-3))
     around = here + np.resize([0.3, 1.0, 3.0], count)[:, None] * np.maximum(1.0, np.abs(here)) * normal
-    inside = np.where(bounded, lo, 0) + unit * np.where(bounded, hi - lo, 0)
-    rows = jnp.asarray(np.where(bounded, inside, around), flat.dtype)
+    between = np.where(bounded, lo, 0) + unit * np.where(bounded, hi - lo, 0)
+    rows = jnp.asarray(np.where(bounded, between, around), flat.dtype)
 
     def into(row):
         # A little towards the given point: on the boundary of a set an objective may be infinite (y log y).
-        nearest = a_set.project(unravel(row)) if isinstance(a_set, Set) else unravel(row)
+        nearest = inside(a_set, unravel(row))
         return jax.tree.map(lambda a, b: 0.95 * a + 0.05 * b, nearest, point)
 
     return jax.vmap(into)(rows)
@@ -254,7 +254,8 @@ def survey_minima(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: t
     spread = [np.ptp(row[np.isfinite(row)]) if np.isfinite(row).any() else 0.0 for row in found.before]
     # Beside the variation of f over the starts, and beside its rounding.
     floor = 1e-6 * np.asarray(spread)[:, None] + 1e-12 * np.abs(np.where(np.isfinite(found.totals), found.totals, 0))
-    above = found.totals - np.min(found.totals, axis=1, keepdims=True)
+    finite = np.where(np.isfinite(found.totals), found.totals, np.nan_to_num(np.min(found.totals), posinf=0.0))
+    above = finite - np.min(finite, axis=1, keepdims=True)
     others = int(np.max(np.sum(found.solved & ((found.hills > floor) | (above > floor)), axis=1)))
     first = [np.asarray(leaf)[0].reshape(found.solved.shape[1], -1) for leaf in jax.tree.leaves(found.ends)]
     return Survey(others, float(np.mean(found.solved)), np.concatenate(first, axis=1)[found.solved[0]])

@@ -159,6 +159,11 @@ def proximal(a_set: Any, v: PyTree, step: Any) -> PyTree:
     return a_set.prox(v, step) if is_term(a_set) else a_set.project(v)
 
 
+def inside(a_set: Any, v: PyTree) -> PyTree:
+    """v projected onto a set; v itself, where a term, or a set that depends on x, leaves it to the follower's steps."""
+    return a_set.project(v) if isinstance(a_set, Set) else v
+
+
 def term_value(a_set: Any, v: PyTree) -> Any:
     """The value of a term; 0 for a set, of points inside."""
     return a_set.value(v) if is_term(a_set) else 0.0

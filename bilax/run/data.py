@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from bilax.problem.checks import as_arrays
 
-Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...]]
+Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...] | list[Any]]
 """What both objectives get after (x, y): a tuple; a function (step, key) -> tuple, which is traced; or an
 iterable of tuples of the same shapes and types, one for each outer step.
 
