@@ -22,7 +22,7 @@ from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Reals, bounds
-from bilax.problem.terms import tangent
+from bilax.problem.terms import inside, tangent
 
 SMALL = 50_000
 """variables up to which `auto` computes in double precision on the CPU"""
