@@ -1,0 +1,334 @@
+"""The lowest value of a function over a box, a simplex or a ball, from both sides: bounds and search together.
+
+Cells of the set whose bound is too low are cut in two. The centres of open cells are points of the search, and descents
+start from the lowest of them, so a cell that cannot be excluded is also where a better point is looked for.
+"""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bilax.trust import interval as iv
+from bilax.trust.interval import Interval
+from bilax.trust.jets import Bounds, Traced
+
+LIMIT = 6
+"""The most variables that cells are cut in: each one more asks for many times the cells."""
+_BATCH, _MOST_CELLS = 512, 300_000
+_STARTS, _STEPS = 32, 30
+
+
+class Domain(NamedTuple):
+    """Where the variables live: a box, and perhaps only its points on the unit simplex or in a ball."""
+
+    lo: np.ndarray
+    hi: np.ndarray
+    simplex: bool = False
+    radius: float = np.inf
+
+    @property
+    def is_box(self) -> bool:
+        return not self.simplex and self.radius == np.inf
+
+    def project(self, points: np.ndarray) -> np.ndarray:
+        """The nearest points of the set."""
+        if self.simplex:
+            ordered = -np.sort(-points, axis=1)
+            excess = (np.cumsum(ordered, 1) - 1) / np.arange(1, points.shape[1] + 1)
+            last = np.sum(ordered > excess, 1) - 1
+            return np.maximum(points - excess[np.arange(len(points)), last][:, None], 0)
+        points = np.clip(points, self.lo, self.hi)
+        norms = np.linalg.norm(points, axis=1, keepdims=True)
+        return np.where(norms > self.radius, points * (self.radius / np.where(norms > 0, norms, 1)), points)
+
+    def cut(self, cells: Interval) -> tuple[Interval, np.ndarray]:
+        """The cells without some of what lies outside the set, and which of them are not all outside."""
+        lo, hi = cells
+        if self.simplex:
+            rest_lo, rest_hi = lo.sum(1, keepdims=True) - lo, hi.sum(1, keepdims=True) - hi
+            lo, hi = np.maximum(lo, 1 - rest_hi - 1e-12), np.minimum(hi, 1 - rest_lo + 1e-12)
+            return Interval(np.minimum(lo, hi), hi), np.all(cells.lo <= hi, 1) & np.all(lo <= cells.hi, 1)
+        nearest = np.linalg.norm(np.clip(0, lo, hi), axis=1)
+        return cells, nearest <= self.radius * (1 + 1e-12)
+
+    def centres(self, cells: Interval, reference: np.ndarray) -> np.ndarray:
+        """A point of each cell; of an unbounded one its end, or the reference."""
+        lo, hi = cells
+        middle = np.clip(lo / 2 + hi / 2, lo, hi)
+        middle = np.where(np.isfinite(lo) & np.isinf(hi), lo, np.where(np.isinf(lo) & np.isfinite(hi), hi, middle))
+        middle = np.where(np.isinf(lo) & np.isinf(hi), reference, middle)
+        if self.simplex:
+            room = (hi - lo).sum(1, keepdims=True)
+            share = np.clip((1 - lo.sum(1, keepdims=True)) / np.where(room > 0, room, 1), 0, 1)
+            middle = np.clip(lo + share * (hi - lo), lo, hi)
+        return middle
+
+    def holds(self, points: np.ndarray) -> np.ndarray:
+        """Which points belong to the set, up to rounding where it is no box."""
+        inside = np.all((points >= self.lo) & (points <= self.hi), 1)
+        if self.simplex:
+            inside &= np.abs(points.sum(1) - 1) <= 1e-14 * points.shape[1]
+        return inside & (np.linalg.norm(points, axis=1) <= self.radius * (1 + 1e-14))
+
+
+class Outcome(NamedTuple):
+    """What a search found."""
+
+    bound: float
+    """a proven lower bound"""
+    y: np.ndarray
+    """the lowest point found"""
+    lowest: Interval
+    """the value there"""
+    closed: bool
+    """whether no cell was left open"""
+    cells: int
+
+
+def descend(traced: Traced, domain: Domain, points: np.ndarray, steps: int = _STEPS) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of damped Newton steps from points (count, m), each step taken only if it goes down, and f there.
+
+    Eigenvalues of the Hessian enter by absolute value, so that saddles repel.
+    """
+    points = domain.project(points)
+    found = traced.bounds(iv.point(points), 2)
+    damping = np.maximum(1e-2 * np.linalg.norm(np.nan_to_num(found.slope.middle), axis=1), 1e-300)
+    for _ in range(steps):
+        trials = domain.project(points + _newton(domain, points, found, damping))
+        after = traced.bounds(iv.point(trials), 2)
+        better = after.value.middle < found.value.middle
+        points = np.where(better[:, None], trials, points)
+        found = Bounds(*(_where_rows(better, new, old) for new, old in zip(after, found, strict=True)))
+        damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-300, 1e300)
+    return points, found.value.middle
+
+
+def _where_rows(rows: np.ndarray, new: Interval, old: Interval) -> Interval:
+    return iv.where(rows.reshape(-1, *[1] * (new.lo.ndim - 1)), new, old)
+
+
+def _newton(domain: Domain, points: np.ndarray, found: Bounds, damping: np.ndarray) -> np.ndarray:
+    slope, bend = (np.nan_to_num(part.middle, nan=0.0, posinf=0.0, neginf=0.0) for part in (found.slope, found.bend))
+    if domain.simplex:
+        held = (points <= 0) & (slope > np.sum(points * slope, 1, keepdims=True))
+    else:
+        held = ((points <= domain.lo) & (slope > 0)) | ((points >= domain.hi) & (slope < 0))
+    free = (~held).astype(float)
+    onto = free[:, :, None] * np.eye(points.shape[1])
+    if domain.simplex:
+        onto = onto - free[:, :, None] * free[:, None, :] / np.maximum(free.sum(1), 1)[:, None, None]
+    slope = np.einsum("nij,nj->ni", onto, slope)
+    values, vectors = np.linalg.eigh(onto @ bend @ onto)
+    parts = np.einsum("nji,nj->ni", vectors, slope) / (np.abs(values) + damping[:, None])
+    return -np.einsum("nij,nj->ni", vectors, parts)
+
+
+def lowest_of(traced: Traced, domain: Domain, points: np.ndarray) -> tuple[np.ndarray, Interval]:
+    """The best of the points, and f there."""
+    values = traced.bounds(iv.point(points), 0).value
+    best = int(np.argmin(np.where(domain.holds(points) & np.isfinite(values.hi), values.hi, np.inf)))
+    return points[best], Interval(*(end[best] for end in values))
+
+
+class Search:
+    """Branch and bound for f over a domain, until nothing is left below a target, or time is up.
+
+    `refute`: a value (hi end) below which a point ends the search; `target`: what every cell's bound is to reach.
+    """
+
+    def __init__(self, traced: Traced, domain: Domain, best: np.ndarray, lowest: Interval):
+        self.traced, self.domain, self.best, self.lowest = traced, domain, best, lowest
+        self.reference = best
+        self.cells = Interval(domain.lo[None].astype(float), domain.hi[None].astype(float))
+        self.bounds = np.full(1, -np.inf)
+        self.settled, self.rounds, self.seen = np.inf, 0, 0
+
+    def run(self, target: float, refute: float, deadline: float) -> Outcome:
+        while len(self.bounds) and self.lowest.hi >= refute and time.monotonic() < deadline:
+            if len(self.bounds) > _MOST_CELLS:
+                break
+            self._round(target)
+        bound = min(self.settled, self.bounds.min(initial=np.inf))
+        return Outcome(float(bound), self.best, self.lowest, not len(self.bounds), self.seen)
+
+    def _round(self, target: float) -> None:
+        order = np.argpartition(self.bounds, _BATCH - 1)[:_BATCH] if len(self.bounds) > _BATCH else np.arange(len(self.bounds))
+        rest = np.ones(len(self.bounds), bool)
+        rest[order] = False
+        cells, before = _rows(self.cells, order), self.bounds[order]
+        cells, inside = self.domain.cut(cells)
+        cells, before = _rows(cells, inside), before[inside]
+        new, bounds = cells, before
+        if len(before):
+            self.seen += len(before)
+            new, bounds = self._examine(cells, before, target)
+        self.cells = Interval(*(np.concatenate([old[rest], added]) for old, added in zip(self.cells, new, strict=True)))
+        self.bounds = np.concatenate([self.bounds[rest], bounds])
+        self.rounds += 1
+
+    def _examine(self, cells: Interval, before: np.ndarray, target: float) -> tuple[Interval, np.ndarray]:
+        """Bounds the cells; returns what of them is left to look at."""
+        centres = self._centres(cells)
+        at = self.traced.bounds(iv.point(centres), 1)
+        self._try(centres, at.value)
+        over = self.traced.bounds(cells, 1)
+        bounds = np.fmax(before, np.fmax(over.value.lo, self._mean_value(cells, centres, at, over.slope)))
+        still = bounds < target
+        bend = None
+        if np.any(still):
+            bend = self.traced.bounds(_rows(cells, still), 2).bend
+            second = self._second_order(_rows(cells, still), centres[still], _take(at, still), bend)
+            bounds[still] = np.fmax(bounds[still], second)
+        done = bounds >= target
+        self.settled = min(self.settled, bounds[done].min(initial=np.inf))
+        if np.all(done) or bend is None:
+            return _rows(cells, ~done), bounds[~done]
+        bend = Interval(*(end[~done[still]] for end in bend))
+        return self._divide(_rows(cells, ~done), bounds[~done], Interval(*(end[~done] for end in over.slope)), bend)
+
+    def _centres(self, cells: Interval) -> np.ndarray:
+        """The best point for the cell that holds it: where f is lowest its tangent bounds best."""
+        centres = self.domain.centres(cells, self.reference)
+        for point in (self.best, self.reference):
+            holding = np.all((cells.lo <= point) & (point <= cells.hi), 1)
+            centres = np.where(holding[:, None], point, centres)
+        return centres
+
+    def _try(self, centres: np.ndarray, values: Interval) -> None:
+        allowed = self.domain.holds(centres) & np.isfinite(values.hi)
+        heights = np.where(allowed, values.hi, np.inf)
+        i = int(np.argmin(heights))
+        if heights[i] < self.lowest.hi:
+            self.best, self.lowest = centres[i], Interval(values.lo[i], values.hi[i])
+        if self.rounds & (self.rounds - 1) == 0 and np.isfinite(heights[i]):
+            ends, _ = descend(self.traced, self.domain, centres[np.argsort(heights)[:_STARTS]])
+            best, lowest = lowest_of(self.traced, self.domain, ends)
+            if lowest.hi < self.lowest.hi:
+                self.best, self.lowest = best, lowest
+
+    def _shift(self, slope: Interval) -> Interval:
+        """On the simplex steps sum to zero, so a constant may be taken from all slopes."""
+        if not self.domain.simplex:
+            return slope
+        middle = np.nan_to_num(slope.middle, nan=0.0, posinf=0.0, neginf=0.0).mean(1, keepdims=True)
+        return iv.sub(slope, iv.point(np.broadcast_to(middle, slope.lo.shape)))
+
+    def _mean_value(self, cells: Interval, centres: np.ndarray, at: Bounds, slope: Interval) -> np.ndarray:
+        steps = iv.sub(cells, iv.point(centres))
+        terms = iv.mul(self._shift(slope), steps)
+        return _least_sum(at.value.lo, terms.lo, self._slack(slope))
+
+    def _slack(self, slope: Interval) -> np.ndarray:
+        # Points of the simplex are only known to sum to one up to rounding.
+        if not self.domain.simplex:
+            return np.zeros(len(slope.lo))
+        size = np.maximum(np.abs(slope.lo), np.abs(slope.hi)).max(1)
+        return 1e-13 * np.where(np.isfinite(size), size, 0)
+
+    def _second_order(self, cells: Interval, centres: np.ndarray, at: Bounds, bend: Interval) -> np.ndarray:
+        """f(c) + ∇f(c)·d + λ‖d‖²/2 at its lowest, with λ below every eigenvalue of the Hessian over the cell.
+
+        Steps are counted in half widths, so that long and short sides weigh alike.
+        """
+        half = (cells.hi - cells.lo) / 2
+        half = np.where(np.isfinite(half) & (half > 0), half, 1.0)
+        curvature = least_eigenvalue(bend, half)
+        steps = iv.div(iv.sub(cells, iv.point(centres)), iv.point(half))
+        slope = iv.mul(self._shift(at.slope), iv.point(half))
+        lowest = np.minimum(*(_lowest_parabola(end, curvature[:, None], steps) for end in slope))
+        return _least_sum(at.value.lo, lowest, self._slack(at.slope))
+
+    def _divide(self, cells: Interval, bounds: np.ndarray, slope: Interval, bend: Interval) -> tuple[Interval, np.ndarray]:
+        lo, hi = cells
+        if self.domain.is_box:
+            # Where f only rises along a side, it is lowest at that side's beginning.
+            rises, falls = (slope.lo >= 0) & np.isfinite(lo), (slope.hi <= 0) & np.isfinite(hi)
+            smaller = np.any((rises | falls) & (lo < hi), 1)
+            lo, hi = np.where(falls & ~rises, hi, lo), np.where(rises, lo, hi)
+            kept = Interval(lo[smaller], hi[smaller]), bounds[smaller]
+            (lo, hi), bounds = _rows(Interval(lo, hi), ~smaller), bounds[~smaller]
+            slope, bend = (Interval(*(end[~smaller] for end in part)) for part in (slope, bend))
+        else:
+            kept = Interval(lo[:0], hi[:0]), bounds[:0]
+        widths = hi - lo
+        effect = widths * np.where(np.isfinite(slope.hi - slope.lo), slope.hi - slope.lo, np.inf)
+        side = np.argmax(np.where(np.isinf(widths).any(1, keepdims=True) | np.isinf(effect).any(1, keepdims=True), widths, effect), 1)
+        rows = np.arange(len(lo))
+        faces = np.zeros(len(lo), bool)
+        if self.domain.is_box:
+            # Where f bends downwards along a side, it is lowest at one of that side's ends.
+            k = np.arange(lo.shape[1])
+            hollow = (bend.hi[:, k, k] < 0) & (lo < hi) & np.isfinite(lo) & np.isfinite(hi)
+            faces = hollow.any(1)
+            side = np.where(faces, np.argmax(hollow, 1), side)
+        middle = _middle(lo[rows, side], hi[rows, side], self.reference[side])
+        left_hi, right_lo = hi.copy(), lo.copy()
+        left_hi[rows, side] = np.where(faces, lo[rows, side], middle)
+        right_lo[rows, side] = np.where(faces, hi[rows, side], middle)
+        fine = (lo[rows, side] < middle) & (middle < hi[rows, side])
+        stuck = ~fine & ~faces
+        self.settled = min(self.settled, bounds[stuck].min(initial=np.inf))
+        go_on = ~stuck
+        new_lo = np.concatenate([kept[0].lo, lo[go_on], right_lo[go_on]])
+        new_hi = np.concatenate([kept[0].hi, left_hi[go_on], hi[go_on]])
+        return Interval(new_lo, new_hi), np.concatenate([kept[1], bounds[go_on], bounds[go_on]])
+
+
+def _rows(cells: Interval, chosen: Any) -> Interval:
+    return Interval(cells.lo[chosen], cells.hi[chosen])
+
+
+def _take(at: Bounds, chosen: np.ndarray) -> Bounds:
+    return Bounds(*(Interval(*(end[chosen] for end in part)) for part in at))
+
+
+def _middle(lo: np.ndarray, hi: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Where to cut a side: an unbounded one at lengths that grow geometrically."""
+    far = 4 * np.maximum(1, np.abs(np.where(np.isfinite(lo), lo, hi)))
+    middle = np.where(np.isinf(hi), lo + far, np.where(np.isinf(lo), hi - far, lo / 2 + hi / 2))
+    return np.where(np.isinf(lo) & np.isinf(hi), reference, middle)
+
+
+def _least_sum(start: np.ndarray, terms: np.ndarray, slack: np.ndarray) -> np.ndarray:
+    """start + Σ terms, rounded downwards; −∞ where it is no number."""
+    total = start + terms.sum(1)
+    size = np.abs(start) + np.abs(terms).sum(1)
+    out = total - 4e-16 * (terms.shape[1] + 2) * size - slack - 1e-320
+    return np.where(np.isnan(out), -np.inf, out)
+
+
+def _lowest_parabola(slope: np.ndarray, curvature: np.ndarray, steps: Interval) -> np.ndarray:
+    """The least of slope · t + curvature · t² / 2 over t in the steps, rounded downwards."""
+
+    def height(t):
+        line = np.where((t == 0) | (slope == 0), 0.0, slope * t)
+        bow = np.where((t == 0) | (curvature == 0), 0.0, curvature * t * t / 2)
+        return line + bow - 1e-15 * (np.abs(line) + np.abs(bow))
+
+    rising = curvature > 0
+    turn = np.clip(-slope / np.where(rising, curvature, 1), steps.lo, steps.hi)
+    # At the turning point the value is −slope²/2·curvature; a turn that is slightly off would lie above it.
+    vertex = -(slope**2) / np.where(rising, 2 * curvature, 1) * (1 + 1e-15)
+    inner = (turn > steps.lo) & (turn < steps.hi)
+    at_turn = np.where(inner, vertex, height(turn))
+    return np.where(rising, at_turn, np.minimum(height(steps.lo), height(steps.hi)))
+
+
+def least_eigenvalue(bend: Interval, half: np.ndarray) -> np.ndarray:
+    """A number below every eigenvalue of every symmetric matrix in the interval, scaled by `half` on both sides.
+
+    Raising a diagonal entry never lowers an eigenvalue, so diagonals count by their lower ends. The others go by their
+    middles and, by Weyl's inequality, at most the largest row sum of their radii away. The computed eigenvalues are exact
+    for a matrix within a small multiple of ε‖M‖ (LAPACK's backward error), for which far more is allowed.
+    """
+    scale = half[:, :, None] * half[:, None, :]
+    size = half.shape[1]
+    diagonal = np.eye(size, dtype=bool)
+    middle = np.where(diagonal, bend.lo, bend.middle) * scale
+    radius = np.where(diagonal, 0.0, bend.hi / 2 - bend.lo / 2) * scale
+    fine = np.isfinite(middle).all((1, 2)) & np.isfinite(radius).all((1, 2))
+    matrix = np.where(fine[:, None, None], (middle + np.swapaxes(middle, 1, 2)) / 2, 0.0)
+    values = np.linalg.eigvalsh(matrix)[:, 0] if len(matrix) else np.zeros(0)
+    error = (radius.sum(2).max(1) if size else 0.0) * (1 + 1e-12) + 1e-13 * size * np.linalg.norm(matrix, axis=(1, 2))
+    return np.where(fine, values - error, -np.inf)
