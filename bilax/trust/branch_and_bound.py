@@ -5,7 +5,7 @@ start from the lowest of them, so a cell that cannot be excluded is also where a
 """
 
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,12 +17,20 @@ LIMIT = 6
 """The most variables that cells are cut in: each one more asks for many times the cells."""
 _BATCH, _MOST_CELLS = 512, 300_000
 _STARTS, _STEPS = 32, 30
+_LAST_ROUNDS = 12
+"""rounds that are still made once a proof is ruled out"""
+_FAR = 1e9
+"""how far out, in units of the point's size, unbounded cells are cut"""
+
+_Left = tuple[Interval, np.ndarray, np.ndarray]
+"""cells, their bounds and their parts"""
 
 
 class Domain(NamedTuple):
-    """Where the variables live: a box, and perhaps only its points on the unit simplex or in a ball."""
+    """Where the variables of each part live: a box, and perhaps only its points on the unit simplex or in a ball."""
 
     lo: np.ndarray
+    """(parts, k), or (n, k) for n cells"""
     hi: np.ndarray
     simplex: bool = False
     radius: float = np.inf
@@ -30,6 +38,10 @@ class Domain(NamedTuple):
     @property
     def is_box(self) -> bool:
         return not self.simplex and self.radius == np.inf
+
+    def of(self, which: np.ndarray) -> "Domain":
+        """The same, with a row for each of the parts `which`."""
+        return self._replace(lo=self.lo[which], hi=self.hi[which])
 
     def project(self, points: np.ndarray) -> np.ndarray:
         """The nearest points of the set."""
@@ -39,6 +51,8 @@ class Domain(NamedTuple):
             last = np.sum(ordered > excess, 1) - 1
             return np.maximum(points - excess[np.arange(len(points)), last][:, None], 0)
         points = np.clip(points, self.lo, self.hi)
+        if self.radius == np.inf:
+            return points
         norms = np.linalg.norm(points, axis=1, keepdims=True)
         return np.where(norms > self.radius, points * (self.radius / np.where(norms > 0, norms, 1)), points)
 
@@ -72,36 +86,81 @@ class Domain(NamedTuple):
         return inside & (np.linalg.norm(points, axis=1) <= self.radius * (1 + 1e-14))
 
 
-class Outcome(NamedTuple):
-    """What a search found."""
+class Parts(Protocol):
+    """A function that is a sum of parts with variables of their own; most functions have one part, themselves."""
 
-    bound: float
-    """a proven lower bound"""
+    @property
+    def count(self) -> int: ...
+
+    def bounds(self, which: np.ndarray, boxes: Interval, order: int) -> Bounds:
+        """Enclosures of the parts `which` (n,) over boxes (n, k)."""
+        ...
+
+
+class One(NamedTuple):
+    """A function as its only part."""
+
+    traced: Traced
+    count: int = 1
+
+    def bounds(self, which: np.ndarray, boxes: Interval, order: int) -> Bounds:
+        return self.traced.bounds(boxes, order)
+
+
+class Outcome(NamedTuple):
+    """What a search found, for every part."""
+
+    bound: np.ndarray
+    """proven lower bounds"""
     y: np.ndarray
-    """the lowest point found"""
+    """the lowest points found"""
     lowest: Interval
-    """the value there"""
+    """the values there"""
     closed: bool
     """whether no cell was left open"""
     cells: int
+    """how many were looked at"""
 
 
-def descend(traced: Traced, domain: Domain, points: np.ndarray, steps: int = _STEPS) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of damped Newton steps from points (count, m), each step taken only if it goes down, and f there.
+def descend(
+    parts: Parts, domain: Domain, which: np.ndarray, points: np.ndarray, steps: int = _STEPS
+) -> tuple[np.ndarray, Interval]:
+    """The ends of damped Newton steps of the parts `which` from points (n, k), each taken only if it goes down.
 
-    Eigenvalues of the Hessian enter by absolute value, so that saddles repel.
+    Eigenvalues of the Hessian enter by absolute value, so that saddles repel. Also f at the ends.
     """
+    domain = domain.of(which)
     points = domain.project(points)
-    found = traced.bounds(iv.point(points), 2)
+    found = parts.bounds(which, iv.point(points), 2)
     damping = np.maximum(1e-2 * np.linalg.norm(np.nan_to_num(found.slope.middle), axis=1), 1e-300)
     for _ in range(steps):
         trials = domain.project(points + _newton(domain, points, found, damping))
-        after = traced.bounds(iv.point(trials), 2)
+        if np.array_equal(trials, points):
+            break
+        after = parts.bounds(which, iv.point(trials), 2)
         better = after.value.middle < found.value.middle
         points = np.where(better[:, None], trials, points)
         found = Bounds(*(_where_rows(better, new, old) for new, old in zip(after, found, strict=True)))
         damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-300, 1e300)
-    return points, found.value.middle
+    return points, found.value
+
+
+def feel_about(parts: Parts, domain: Domain, point: np.ndarray, rounds: int = 55) -> np.ndarray:
+    """A point of the first part from which no step along a coordinate leads lower: for kinks, where slopes mislead."""
+    sides = np.where(np.isfinite(domain.hi - domain.lo)[0], (domain.hi - domain.lo)[0], np.maximum(1, np.abs(point)))
+    size = len(point)
+    directions = np.concatenate([np.eye(size), -np.eye(size)])
+    height, length = np.inf, 0.1
+    for _ in range(rounds):
+        trials = domain.project(np.concatenate([point[None], point + length * sides * directions]))
+        values = parts.bounds(np.zeros(len(trials), int), iv.point(trials), 0).value.middle
+        i = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
+        if values[i] < height:
+            point, height = trials[i], values[i]
+            if i:
+                continue
+        length *= 0.4
+    return point
 
 
 def _where_rows(rows: np.ndarray, new: Interval, old: Interval) -> Interval:
@@ -124,99 +183,112 @@ def _newton(domain: Domain, points: np.ndarray, found: Bounds, damping: np.ndarr
     return -np.einsum("nij,nj->ni", vectors, parts)
 
 
-def lowest_of(traced: Traced, domain: Domain, points: np.ndarray) -> tuple[np.ndarray, Interval]:
-    """The best of the points, and f there."""
-    values = traced.bounds(iv.point(points), 0).value
-    best = int(np.argmin(np.where(domain.holds(points) & np.isfinite(values.hi), values.hi, np.inf)))
-    return points[best], Interval(*(end[best] for end in values))
-
-
 class Search:
-    """Branch and bound for f over a domain, until nothing is left below a target, or time is up.
+    """Branch and bound for the parts of f over their domains, until nothing is left below a target, or time is up."""
 
-    `refute`: a value (hi end) below which a point ends the search; `target`: what every cell's bound is to reach.
-    """
-
-    def __init__(self, traced: Traced, domain: Domain, best: np.ndarray, lowest: Interval):
-        self.traced, self.domain, self.best, self.lowest = traced, domain, best, lowest
+    def __init__(self, parts: Parts, domain: Domain, best: np.ndarray, lowest: Interval):
+        """`best`: a point (k,) of each part, `lowest`: the values there."""
+        self.parts, self.domain, self.best, self.lowest = (
+            parts,
+            domain,
+            best.copy(),
+            Interval(*(v.copy() for v in lowest)),
+        )
         self.reference = best
-        self.cells = Interval(domain.lo[None].astype(float), domain.hi[None].astype(float))
-        self.bounds = np.full(1, -np.inf)
-        self.settled, self.rounds, self.seen = np.inf, 0, 0
+        self.cells = Interval(domain.lo.astype(float), domain.hi.astype(float))
+        self.which = np.arange(parts.count)
+        self.bounds = np.full(parts.count, -np.inf)
+        self.settled = np.full(parts.count, np.inf)
+        self.rounds, self.seen, self.hopeless = 0, 0, 0
 
-    def run(self, target: float, refute: float, deadline: float) -> Outcome:
-        while len(self.bounds) and self.lowest.hi >= refute and time.monotonic() < deadline:
-            if len(self.bounds) > _MOST_CELLS:
-                break
-            self._round(target)
-        bound = min(self.settled, self.bounds.min(initial=np.inf))
-        return Outcome(float(bound), self.best, self.lowest, not len(self.bounds), self.seen)
+    def run(self, target: np.ndarray, refute: float, deadline: float) -> Outcome:
+        """`target`: what each part's bounds are to reach; a sum of values below `refute` ends the search."""
+        with np.errstate(all="ignore"):
+            while len(self.bounds) and self.lowest.hi.sum() >= refute and time.monotonic() < deadline:
+                # A cell that cannot be cut and stays below rules out a proof; a better point may still be found.
+                self.hopeless += bool(np.any(self.settled < target))
+                if len(self.bounds) > _MOST_CELLS or self.hopeless > _LAST_ROUNDS:
+                    break
+                self._round(target)
+        bound = self.settled.copy()
+        np.minimum.at(bound, self.which, self.bounds)
+        return Outcome(bound, self.best, self.lowest, not len(self.bounds), self.seen)
 
-    def _round(self, target: float) -> None:
-        order = np.argpartition(self.bounds, _BATCH - 1)[:_BATCH] if len(self.bounds) > _BATCH else np.arange(len(self.bounds))
+    def _round(self, target: np.ndarray) -> None:
+        behind = self.bounds - target[self.which]
+        most = _BATCH * max(1, self.parts.count)
+        order = np.argpartition(behind, most - 1)[:most] if len(behind) > most else np.arange(len(behind))
         rest = np.ones(len(self.bounds), bool)
         rest[order] = False
-        cells, before = _rows(self.cells, order), self.bounds[order]
-        cells, inside = self.domain.cut(cells)
-        cells, before = _rows(cells, inside), before[inside]
-        new, bounds = cells, before
+        cells, inside = self.domain.cut(_rows(self.cells, order))
+        cells, before, which = _rows(cells, inside), self.bounds[order][inside], self.which[order][inside]
+        new = cells, before, which
         if len(before):
             self.seen += len(before)
-            new, bounds = self._examine(cells, before, target)
-        self.cells = Interval(*(np.concatenate([old[rest], added]) for old, added in zip(self.cells, new, strict=True)))
-        self.bounds = np.concatenate([self.bounds[rest], bounds])
+            new = self._examine(cells, before, which, target)
+        self.cells = Interval(
+            *(np.concatenate([old[rest], added]) for old, added in zip(self.cells, new[0], strict=True))
+        )
+        self.bounds = np.concatenate([self.bounds[rest], new[1]])
+        self.which = np.concatenate([self.which[rest], new[2]])
         self.rounds += 1
 
-    def _examine(self, cells: Interval, before: np.ndarray, target: float) -> tuple[Interval, np.ndarray]:
-        """Bounds the cells; returns what of them is left to look at."""
-        centres = self._centres(cells)
-        at = self.traced.bounds(iv.point(centres), 1)
-        self._try(centres, at.value)
-        over = self.traced.bounds(cells, 1)
+    def _examine(self, cells: Interval, before: np.ndarray, which: np.ndarray, target: np.ndarray) -> _Left:
+        """Bounds the cells; returns what of them is left to look at, with their bounds and parts."""
+        centres = self._centres(cells, which)
+        at = self.parts.bounds(which, iv.point(centres), 1)
+        self._try(centres, which, at.value)
+        over = self.parts.bounds(which, cells, 1)
         bounds = np.fmax(before, np.fmax(over.value.lo, self._mean_value(cells, centres, at, over.slope)))
-        still = bounds < target
+        still = bounds < target[which]
         bend = None
         if np.any(still):
-            bend = self.traced.bounds(_rows(cells, still), 2).bend
+            bend = self.parts.bounds(which[still], _rows(cells, still), 2).bend
             second = self._second_order(_rows(cells, still), centres[still], _take(at, still), bend)
             bounds[still] = np.fmax(bounds[still], second)
-        done = bounds >= target
-        self.settled = min(self.settled, bounds[done].min(initial=np.inf))
+        done = bounds >= target[which]
+        np.minimum.at(self.settled, which[done], bounds[done])
         if np.all(done) or bend is None:
-            return _rows(cells, ~done), bounds[~done]
+            return _rows(cells, ~done), bounds[~done], which[~done]
         bend = Interval(*(end[~done[still]] for end in bend))
-        return self._divide(_rows(cells, ~done), bounds[~done], Interval(*(end[~done] for end in over.slope)), bend)
+        slope = Interval(*(end[~done] for end in over.slope))
+        return self._divide(_rows(cells, ~done), bounds[~done], which[~done], slope, bend)
 
-    def _centres(self, cells: Interval) -> np.ndarray:
+    def _centres(self, cells: Interval, which: np.ndarray) -> np.ndarray:
         """The best point for the cell that holds it: where f is lowest its tangent bounds best."""
-        centres = self.domain.centres(cells, self.reference)
-        for point in (self.best, self.reference):
+        centres = self.domain.centres(cells, self.reference[which])
+        for point in (self.reference[which], self.best[which]):
             holding = np.all((cells.lo <= point) & (point <= cells.hi), 1)
             centres = np.where(holding[:, None], point, centres)
         return centres
 
-    def _try(self, centres: np.ndarray, values: Interval) -> None:
-        allowed = self.domain.holds(centres) & np.isfinite(values.hi)
-        heights = np.where(allowed, values.hi, np.inf)
-        i = int(np.argmin(heights))
-        if heights[i] < self.lowest.hi:
-            self.best, self.lowest = centres[i], Interval(values.lo[i], values.hi[i])
-        if self.rounds & (self.rounds - 1) == 0 and np.isfinite(heights[i]):
-            ends, _ = descend(self.traced, self.domain, centres[np.argsort(heights)[:_STARTS]])
-            best, lowest = lowest_of(self.traced, self.domain, ends)
-            if lowest.hi < self.lowest.hi:
-                self.best, self.lowest = best, lowest
+    def _try(self, centres: np.ndarray, which: np.ndarray, values: Interval) -> None:
+        self._improve(centres, which, values)
+        if self.rounds & (self.rounds - 1) == 0:
+            heights = np.where(np.isfinite(values.hi), values.hi, np.inf)
+            starts = _first_of_each(which, heights, _STARTS)
+            ends, values = descend(self.parts, self.domain, which[starts], centres[starts])
+            self._improve(ends, which[starts], values)
 
-    def _shift(self, slope: Interval) -> Interval:
+    def _improve(self, points: np.ndarray, which: np.ndarray, values: Interval) -> None:
+        heights = np.where(self.domain.of(which).holds(points) & np.isfinite(values.hi), values.hi, np.inf)
+        for i in _first_of_each(which, heights, 1):
+            if heights[i] < self.lowest.hi[which[i]]:
+                self.best[which[i]] = points[i]
+                self.lowest.lo[which[i]], self.lowest.hi[which[i]] = values.lo[i], values.hi[i]
+
+    def _shift(self, slope: Interval, weights: np.ndarray) -> Interval:
         """On the simplex steps sum to zero, so a constant may be taken from all slopes."""
         if not self.domain.simplex:
             return slope
-        middle = np.nan_to_num(slope.middle, nan=0.0, posinf=0.0, neginf=0.0).mean(1, keepdims=True)
+        middle = np.nan_to_num(slope.middle, nan=0.0, posinf=0.0, neginf=0.0)
+        # A minimiser's slopes are equal where it is positive, so they count by the point's coordinates.
+        middle = np.sum(weights * middle, 1, keepdims=True)
         return iv.sub(slope, iv.point(np.broadcast_to(middle, slope.lo.shape)))
 
     def _mean_value(self, cells: Interval, centres: np.ndarray, at: Bounds, slope: Interval) -> np.ndarray:
         steps = iv.sub(cells, iv.point(centres))
-        terms = iv.mul(self._shift(slope), steps)
+        terms = iv.mul(self._shift(slope, centres), steps)
         return _least_sum(at.value.lo, terms.lo, self._slack(slope))
 
     def _slack(self, slope: Interval) -> np.ndarray:
@@ -235,44 +307,59 @@ class Search:
         half = np.where(np.isfinite(half) & (half > 0), half, 1.0)
         curvature = least_eigenvalue(bend, half)
         steps = iv.div(iv.sub(cells, iv.point(centres)), iv.point(half))
-        slope = iv.mul(self._shift(at.slope), iv.point(half))
+        slope = iv.mul(self._shift(at.slope, centres), iv.point(half))
         lowest = np.minimum(*(_lowest_parabola(end, curvature[:, None], steps) for end in slope))
         return _least_sum(at.value.lo, lowest, self._slack(at.slope))
 
-    def _divide(self, cells: Interval, bounds: np.ndarray, slope: Interval, bend: Interval) -> tuple[Interval, np.ndarray]:
+    def _divide(self, cells: Interval, bounds: np.ndarray, which: np.ndarray, slope: Interval, bend: Interval) -> _Left:
         lo, hi = cells
+        kept = np.zeros(len(lo), bool)
         if self.domain.is_box:
             # Where f only rises along a side, it is lowest at that side's beginning.
             rises, falls = (slope.lo >= 0) & np.isfinite(lo), (slope.hi <= 0) & np.isfinite(hi)
-            smaller = np.any((rises | falls) & (lo < hi), 1)
+            kept = np.any((rises | falls) & (lo < hi), 1)
             lo, hi = np.where(falls & ~rises, hi, lo), np.where(rises, lo, hi)
-            kept = Interval(lo[smaller], hi[smaller]), bounds[smaller]
-            (lo, hi), bounds = _rows(Interval(lo, hi), ~smaller), bounds[~smaller]
-            slope, bend = (Interval(*(end[~smaller] for end in part)) for part in (slope, bend))
-        else:
-            kept = Interval(lo[:0], hi[:0]), bounds[:0]
+        cut = ~kept
+        side, faces = self._sides(
+            lo[cut], hi[cut], Interval(*(e[cut] for e in slope)), Interval(*(e[cut] for e in bend))
+        )
+        rows = np.flatnonzero(cut)
+        low, high = lo[rows, side], hi[rows, side]
+        middle = _middle(low, high, self.reference[which[rows], side])
+        left_hi, right_lo = hi[rows], lo[rows]
+        left_hi[np.arange(len(rows)), side] = np.where(faces, low, middle)
+        right_lo[np.arange(len(rows)), side] = np.where(faces, high, middle)
+        far = np.isinf(lo[rows] + hi[rows]).any(1) & (
+            np.abs(middle) > _FAR * (1 + np.abs(self.reference[which[rows]]).max(1))
+        )
+        stuck = ~(((low < middle) & (middle < high)) | faces) | far
+        np.minimum.at(self.settled, which[rows][stuck], bounds[rows][stuck])
+        on = rows[~stuck]
+        new_lo = np.concatenate([lo[kept], lo[on], right_lo[~stuck]])
+        new_hi = np.concatenate([hi[kept], left_hi[~stuck], hi[on]])
+        again = np.concatenate([np.flatnonzero(kept), on, on])
+        return Interval(new_lo, new_hi), bounds[again], which[again]
+
+    def _sides(self, lo: np.ndarray, hi: np.ndarray, slope: Interval, bend: Interval) -> tuple[np.ndarray, np.ndarray]:
+        """Which side of each cell to cut: the one along which f may vary most; and whether its ends are enough."""
         widths = hi - lo
-        effect = widths * np.where(np.isfinite(slope.hi - slope.lo), slope.hi - slope.lo, np.inf)
-        side = np.argmax(np.where(np.isinf(widths).any(1, keepdims=True) | np.isinf(effect).any(1, keepdims=True), widths, effect), 1)
-        rows = np.arange(len(lo))
-        faces = np.zeros(len(lo), bool)
-        if self.domain.is_box:
-            # Where f bends downwards along a side, it is lowest at one of that side's ends.
-            k = np.arange(lo.shape[1])
-            hollow = (bend.hi[:, k, k] < 0) & (lo < hi) & np.isfinite(lo) & np.isfinite(hi)
-            faces = hollow.any(1)
-            side = np.where(faces, np.argmax(hollow, 1), side)
-        middle = _middle(lo[rows, side], hi[rows, side], self.reference[side])
-        left_hi, right_lo = hi.copy(), lo.copy()
-        left_hi[rows, side] = np.where(faces, lo[rows, side], middle)
-        right_lo[rows, side] = np.where(faces, hi[rows, side], middle)
-        fine = (lo[rows, side] < middle) & (middle < hi[rows, side])
-        stuck = ~fine & ~faces
-        self.settled = min(self.settled, bounds[stuck].min(initial=np.inf))
-        go_on = ~stuck
-        new_lo = np.concatenate([kept[0].lo, lo[go_on], right_lo[go_on]])
-        new_hi = np.concatenate([kept[0].hi, left_hi[go_on], hi[go_on]])
-        return Interval(new_lo, new_hi), np.concatenate([kept[1], bounds[go_on], bounds[go_on]])
+        effect = widths * (slope.hi - slope.lo)
+        known = np.isfinite(effect).all(1, keepdims=True)
+        side = np.argmax(np.where(known, effect, widths), 1)
+        if not self.domain.is_box:
+            return side, np.zeros(len(lo), bool)
+        # Where f bends downwards along a side, it is lowest at one of that side's ends.
+        k = np.arange(lo.shape[1])
+        hollow = (bend.hi[:, k, k] < 0) & (lo < hi) & np.isfinite(lo) & np.isfinite(hi)
+        return np.where(hollow.any(1), np.argmax(hollow, 1), side), hollow.any(1)
+
+
+def _first_of_each(which: np.ndarray, heights: np.ndarray, count: int) -> np.ndarray:
+    """The indices of the `count` lowest heights of every part."""
+    order = np.lexsort((heights, which))
+    ordered = which[order]
+    starts = np.searchsorted(ordered, ordered, side="left")
+    return order[np.arange(len(order)) - starts < count]
 
 
 def _rows(cells: Interval, chosen: Any) -> Interval:
@@ -319,8 +406,8 @@ def least_eigenvalue(bend: Interval, half: np.ndarray) -> np.ndarray:
     """A number below every eigenvalue of every symmetric matrix in the interval, scaled by `half` on both sides.
 
     Raising a diagonal entry never lowers an eigenvalue, so diagonals count by their lower ends. The others go by their
-    middles and, by Weyl's inequality, at most the largest row sum of their radii away. The computed eigenvalues are exact
-    for a matrix within a small multiple of ε‖M‖ (LAPACK's backward error), for which far more is allowed.
+    middles and, by Weyl's inequality, at most the largest row sum of their radii away. The computed eigenvalues are
+    exact for a matrix within a small multiple of ε‖M‖ (LAPACK's backward error), for which far more is allowed.
     """
     scale = half[:, :, None] * half[:, None, :]
     size = half.shape[1]

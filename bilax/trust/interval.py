@@ -1,10 +1,10 @@
 """Interval arithmetic on NumPy arrays, rounded outwards.
 
-An interval is a pair (lo, hi) of arrays of doubles and stands for every value between them, entry by entry. Each function
-here returns an interval that contains every possible result for real numbers. Sums, products, quotients and roots are
-rounded correctly by the processor, so one step to the neighbouring double is enough. For the others the library's error
-is a few units in the last place; `_LIBRARY` and `_SPECIAL` are several times what is known of it, and the tests compare
-every function with arithmetic of many digits.
+An interval is a pair (lo, hi) of arrays of doubles and stands for every value between them, entry by entry. Each
+function here returns an interval that contains every possible result for real numbers. Sums, products, quotients and
+roots are rounded correctly by the processor, so one step to the neighbouring double is enough. For the others the
+library's error is a few units in the last place; `_LIBRARY` and `_SPECIAL` are several times what is known of it, and
+the tests compare every function with arithmetic of many digits.
 """
 
 from collections.abc import Callable

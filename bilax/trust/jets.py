@@ -65,7 +65,7 @@ class Traced:
         if order:
             ones = np.broadcast_to(seeds.T[:, None], (seeds.shape[1], count, self.size))
             slope = Interval(ones, ones)
-        interpreter = _Interpreter(order, seeds.shape[1])
+        interpreter = Interpreter(order, seeds.shape[1])
         with np.errstate(all="ignore"):
             (out,) = interpreter.run(closed.jaxpr, closed.consts, [Jet(boxes, slope)])
         return _as_jet(out)
@@ -98,11 +98,12 @@ def _as_jet(value: Any) -> Jet:
     return value if isinstance(value, Jet) else Jet(iv.point(np.asarray(value, float)))
 
 
-class _Interpreter:
+class Interpreter:
     """Runs a jaxpr on jets. What is not in double precision (integers, truths) and does not vary stays an array."""
 
-    def __init__(self, order: int, k: int):
-        self.order, self.k = order, k
+    def __init__(self, order: int, k: int, seeds: dict[Any, np.ndarray] | None = None):
+        """`seeds`: values of the outermost jaxpr to differentiate by, with slopes (k, *shape) of their own."""
+        self.order, self.k, self.seeds = order, k, seeds or {}
 
     def run(self, jaxpr: Any, consts: Any, args: Any) -> list[Any]:
         known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -117,13 +118,15 @@ class _Interpreter:
         for eqn in jaxpr.eqns:
             outs = self.apply(eqn, [read(atom) for atom in eqn.invars], makers)
             known.update(zip(eqn.outvars, outs, strict=True))
+            for out in self.seeds.keys() & set(eqn.outvars):
+                known[out] = Jet(known[out].value, Interval(self.seeds[out], self.seeds[out]))
             makers.update((out, eqn) for out in eqn.outvars)
         return [read(atom) for atom in jaxpr.outvars]
 
     def apply(self, eqn: Any, args: list[Any], makers: dict[Any, Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         inner = params.get("jaxpr", params.get("call_jaxpr", params.get("fun_jaxpr")))
-        if name in _CALLS and inner is not None:
+        if name in CALLS and inner is not None:
             return self.call(eqn, inner, args)
         if name in _LOOPS:
             return getattr(self, name)(params, args)
@@ -145,8 +148,8 @@ class _Interpreter:
             return args
         if name in _UNARY:
             return [self.unary(_UNARY[name], args[0])]
-        if name in _MOVES:
-            return self.move(_MOVES[name], params, args)
+        if name in MOVES:
+            return self.move(MOVES[name], params, args)
         rule = getattr(self, f"on_{name}", None)
         if rule is None:
             raise NotSupportedError(name)
@@ -156,14 +159,12 @@ class _Interpreter:
     # Calls and loops
 
     def call(self, eqn: Any, inner: Any, args: list[Any]) -> list[Any]:
-        jaxpr = getattr(inner, "jaxpr", inner)
-        if len(args) == 2 and len(eqn.outvars) == 1 and all(isinstance(arg, Jet) for arg in args):
-            wiring = _wiring(jaxpr)
-            if wiring == _known_wirings()["logaddexp"]:
-                difference = self.add(args[0], self.unary(_NEG, args[1]))
-                return [self.add(args[1], self.unary(_SOFTPLUS, difference))]
-            if wiring == _known_wirings()["xlogy"] and eqn.invars[0] is eqn.invars[1]:
-                return [self.unary(_X_LOG_X, args[0])]
+        jaxpr, known = getattr(inner, "jaxpr", inner), recognised(eqn)
+        if known == "logaddexp":
+            difference = self.add(args[0], self.unary(_NEG, args[1]))
+            return [self.add(args[1], self.unary(_SOFTPLUS, difference))]
+        if known == "xlogy":
+            return [self.unary(_X_LOG_X, args[0])]
         return self.run(jaxpr, getattr(inner, "consts", ()), args)
 
     def scan(self, params: dict[str, Any], args: list[Any]) -> list[Any]:
@@ -178,7 +179,7 @@ class _Interpreter:
             carry = results[: params["num_carry"]]
             outs.append(results[params["num_carry"] :])
         outs = outs[::-1] if params["reverse"] else outs
-        stacks = [self.move(_MOVES["stack"], {"axis": 0}, list(parts))[0] for parts in zip(*outs, strict=True)]
+        stacks = [self.move(MOVES["stack"], {"axis": 0}, list(parts))[0] for parts in zip(*outs, strict=True)]
         return [*carry, *stacks]
 
     # `while` is a word of Python's own, so the methods are found by their names in `_LOOPS`.
@@ -344,6 +345,12 @@ class _Interpreter:
             for part in (a, b)
         )  # pyright: ignore[reportReturnType]
 
+    def on_atan2(self, eqn, a, b):
+        a, b = _as_jet(a), _as_jet(b)
+        if not np.all(b.value.lo > 0):
+            raise NotSupportedError("atan2 where its second argument is not positive")
+        return self.unary(_UNARY["atan"], self.on_div(eqn, a, b))
+
     # Sums, products and extremes over axes
 
     def on_reduce_sum(self, eqn, a):
@@ -385,7 +392,7 @@ class _Interpreter:
             entry = _take(a, i, axis)
             parts.append(join(parts[-1], entry) if parts else entry)
         parts = parts[::-1] if eqn.params["reverse"] else parts
-        return self.move(_MOVES["stack"], {"axis": axis}, parts)[0]
+        return self.move(MOVES["stack"], {"axis": axis}, parts)[0]
 
     def on_dot_general(self, eqn, a, b):
         subscripts, count = _subscripts(eqn)
@@ -558,7 +565,7 @@ class _Interpreter:
         choice = _as_jet(which).value
         never, always = choice.hi == 0, choice.lo > 0
         value = _choose(never, always, first.value, second.value)
-        if not self.order or not isinstance(which, Jet) and first.slope is None and second.slope is None:
+        if not self.order or (not isinstance(which, Jet) and first.slope is None and second.slope is None):
             return Jet(value)
         open_still = ~(never | always)
         slopes = []
@@ -568,12 +575,12 @@ class _Interpreter:
         return Jet(value, *slopes)
 
 
-_CALLS = {
+CALLS = {
     *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
     *("checkpoint", "remat", "remat2", "custom_lin"),
 }
 _LOOPS = {"scan", "while", "cond"}
-setattr(_Interpreter, "while", _Interpreter.loop)
+setattr(Interpreter, "while", Interpreter.loop)
 _COARSE = {np.dtype(name) for name in ("float32", "float16", jnp.bfloat16)}
 
 
@@ -853,7 +860,7 @@ def _wiring(jaxpr: Any) -> tuple[Any, ...]:
     def walk(jaxpr):
         for eqn in jaxpr.eqns:
             inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            if eqn.primitive.name in _CALLS and inner is not None:
+            if eqn.primitive.name in CALLS and inner is not None:
                 inside = getattr(inner, "jaxpr", inner)
                 names.update(zip(inside.invars, [read(atom) for atom in eqn.invars], strict=True))
                 walk(inside)
@@ -867,6 +874,19 @@ def _wiring(jaxpr: Any) -> tuple[Any, ...]:
     names.update((var, ("in", i)) for i, var in enumerate(jaxpr.invars))
     walk(jaxpr)
     return (*steps, *(read(atom) for atom in jaxpr.outvars))
+
+
+def recognised(eqn: Any) -> str | None:
+    """The name of a called function that has a rule of its own, told by its operations, not by its name."""
+    inner = eqn.params.get("call_jaxpr")
+    doubles = all(np.dtype(atom.aval.dtype) == np.float64 for atom in eqn.invars)
+    if inner is None or len(eqn.invars) != 2 or len(eqn.outvars) != 1 or not doubles:
+        return None
+    wiring = _wiring(getattr(inner, "jaxpr", inner))
+    if wiring == _known_wirings()["logaddexp"]:
+        return "logaddexp"
+    same = eqn.invars[0] is eqn.invars[1]
+    return "xlogy" if same and wiring == _known_wirings()["xlogy"] else None
 
 
 @functools.cache
@@ -938,7 +958,7 @@ def _move_split(arrays, params, lead):
     return np.split(arrays[0], np.cumsum(params["sizes"])[:-1], axis=params["axis"] + lead)
 
 
-_MOVES: dict[str, Callable[..., Any]] = {
+MOVES: dict[str, Callable[..., Any]] = {
     "reshape": lambda arrays, p, lead: [arrays[0].reshape(arrays[0].shape[:lead] + tuple(p["new_sizes"]))],
     "squeeze": lambda arrays, p, lead: [np.squeeze(arrays[0], tuple(int(axis) + lead for axis in p["dimensions"]))],
     "expand_dims": lambda arrays, p, lead: [np.expand_dims(arrays[0], tuple(axis + lead for axis in p["dimensions"]))],
