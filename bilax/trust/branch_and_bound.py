@@ -5,7 +5,7 @@ start from the lowest of them, so a cell that cannot be excluded is also where a
 """
 
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class Domain(NamedTuple):
         return inside & (np.linalg.norm(points, axis=1) <= self.radius * (1 + 1e-14))
 
 
+@runtime_checkable
 class Parts(Protocol):
     """A function that is a sum of parts with variables of their own; most functions have one part, themselves."""
 
@@ -123,7 +124,7 @@ class Outcome(NamedTuple):
 
 
 def descend(
-    parts: Parts, domain: Domain, which: np.ndarray, points: np.ndarray, steps: int = _STEPS
+    parts: Parts, domain: Domain, which: np.ndarray, points: np.ndarray, deadline: float
 ) -> tuple[np.ndarray, Interval]:
     """The ends of damped Newton steps of the parts `which` from points (n, k), each taken only if it goes down.
 
@@ -133,7 +134,9 @@ def descend(
     points = domain.project(points)
     found = parts.bounds(which, iv.point(points), 2)
     damping = np.maximum(1e-2 * np.linalg.norm(np.nan_to_num(found.slope.middle), axis=1), 1e-300)
-    for _ in range(steps):
+    for _ in range(_STEPS):
+        if time.monotonic() > deadline:
+            break
         trials = domain.project(points + _newton(domain, points, found, damping))
         if np.array_equal(trials, points):
             break
@@ -201,10 +204,14 @@ class Search:
         self.settled = np.full(parts.count, np.inf)
         self.rounds, self.seen, self.hopeless = 0, 0, 0
 
-    def run(self, target: np.ndarray, refute: float, deadline: float) -> Outcome:
+    def run(self, target: np.ndarray, refute: float, deadline: float, rounds: int = 1 << 60) -> Outcome:
         """`target`: what each part's bounds are to reach; a sum of values below `refute` ends the search."""
+        self.deadline = deadline
+        last = self.rounds + rounds
         with np.errstate(all="ignore"):
-            while len(self.bounds) and self.lowest.hi.sum() >= refute and time.monotonic() < deadline:
+            while len(self.bounds) and self.lowest.hi.sum() >= refute and self.rounds < last:
+                if time.monotonic() > deadline:
+                    break
                 # A cell that cannot be cut and stays below rules out a proof; a better point may still be found.
                 self.hopeless += bool(np.any(self.settled < target))
                 if len(self.bounds) > _MOST_CELLS or self.hopeless > _LAST_ROUNDS:
@@ -263,19 +270,21 @@ class Search:
         return centres
 
     def _try(self, centres: np.ndarray, which: np.ndarray, values: Interval) -> None:
-        self._improve(centres, which, values)
-        if self.rounds & (self.rounds - 1) == 0:
+        self.improve(centres, which, values)
+        # After rounds 1, 2, 4, ...: what a first bound decides needs no descents.
+        if self.rounds and self.rounds & (self.rounds - 1) == 0:
             heights = np.where(np.isfinite(values.hi), values.hi, np.inf)
             starts = _first_of_each(which, heights, _STARTS)
-            ends, values = descend(self.parts, self.domain, which[starts], centres[starts])
-            self._improve(ends, which[starts], values)
+            ends, values = descend(self.parts, self.domain, which[starts], centres[starts], self.deadline)
+            self.improve(ends, which[starts], values)
 
-    def _improve(self, points: np.ndarray, which: np.ndarray, values: Interval) -> None:
+    def improve(self, points: np.ndarray, which: np.ndarray, values: Interval) -> None:
+        """Takes the points that lie below the best of their parts."""
         heights = np.where(self.domain.of(which).holds(points) & np.isfinite(values.hi), values.hi, np.inf)
-        for i in _first_of_each(which, heights, 1):
-            if heights[i] < self.lowest.hi[which[i]]:
-                self.best[which[i]] = points[i]
-                self.lowest.lo[which[i]], self.lowest.hi[which[i]] = values.lo[i], values.hi[i]
+        first = _first_of_each(which, heights, 1)
+        first = first[heights[first] < self.lowest.hi[which[first]]]
+        self.best[which[first]] = points[first]
+        self.lowest.lo[which[first]], self.lowest.hi[which[first]] = values.lo[first], values.hi[first]
 
     def _shift(self, slope: Interval, weights: np.ndarray) -> Interval:
         """On the simplex steps sum to zero, so a constant may be taken from all slopes."""
@@ -308,7 +317,7 @@ class Search:
         curvature = least_eigenvalue(bend, half)
         steps = iv.div(iv.sub(cells, iv.point(centres)), iv.point(half))
         slope = iv.mul(self._shift(at.slope, centres), iv.point(half))
-        lowest = np.minimum(*(_lowest_parabola(end, curvature[:, None], steps) for end in slope))
+        lowest = np.minimum(*(lowest_parabola(end, curvature[:, None], steps) for end in slope))
         return _least_sum(at.value.lo, lowest, self._slack(at.slope))
 
     def _divide(self, cells: Interval, bounds: np.ndarray, which: np.ndarray, slope: Interval, bend: Interval) -> _Left:
@@ -385,7 +394,7 @@ def _least_sum(start: np.ndarray, terms: np.ndarray, slack: np.ndarray) -> np.nd
     return np.where(np.isnan(out), -np.inf, out)
 
 
-def _lowest_parabola(slope: np.ndarray, curvature: np.ndarray, steps: Interval) -> np.ndarray:
+def lowest_parabola(slope: np.ndarray, curvature: np.ndarray, steps: Interval) -> np.ndarray:
     """The least of slope · t + curvature · t² / 2 over t in the steps, rounded downwards."""
 
     def height(t):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
@@ -37,14 +38,24 @@ class Range(NamedTuple):
         """Points of [0, 1]ᵈ as points of the range; `scale` shrinks the spread in unbounded coordinates."""
         if self.bounded:
             return self.lo + unit * (self.hi - self.lo)
-        deviation = jax.scipy.special.ndtri(jnp.clip(unit, 1e-6, 1 - 1e-6))
-        far = self.centre + scale * self.width / 4 * deviation
+        return self._spread(jnp, jax.scipy.special.ndtri, unit, scale)
+
+    def spread_known(self, unit: np.ndarray, scale: Any = 1.0) -> np.ndarray:
+        """The same for known bounds, without compiling anything."""
+        known = Range(*(np.asarray(part) for part in self[:3]))  # pyright: ignore[reportArgumentType]
+        with np.errstate(invalid="ignore"):
+            return known._spread(np, scipy.special.ndtri, unit, scale)
+
+    def _spread(self, module: Any, quantile: Callable[..., Any], unit: Any, scale: Any) -> Any:
+        deviation = quantile(module.clip(unit, 1e-6, 1 - 1e-6))
+        bounded_below, bounded_above = module.isfinite(self.lo), module.isfinite(self.hi)
+        width = 2 * _REACH * module.maximum(1.0, module.abs(self.centre))
+        far = self.centre + scale * width / 4 * deviation
         # A half line is covered from its end outwards.
-        above = self.lo + scale * self.width / 4 * jnp.abs(deviation)
-        below = self.hi - scale * self.width / 4 * jnp.abs(deviation)
-        bounded_below, bounded_above = jnp.isfinite(self.lo), jnp.isfinite(self.hi)
-        open_ended = jnp.where(bounded_below, above, jnp.where(bounded_above, below, far))
-        return jnp.where(bounded_below & bounded_above, self.lo + unit * (self.hi - self.lo), open_ended)
+        above = self.lo + scale * width / 4 * module.abs(deviation)
+        below = self.hi - scale * width / 4 * module.abs(deviation)
+        open_ended = module.where(bounded_below, above, module.where(bounded_above, below, far))
+        return module.where(bounded_below & bounded_above, self.lo + unit * (self.hi - self.lo), open_ended)
 
 
 class FlatProblem(NamedTuple):
@@ -102,6 +113,18 @@ def _range(a_set: Set, point: PyTree, centre: Array) -> Range:
     bounded = all(not isinstance(leaf, Tracer) and bool(np.all(np.isfinite(leaf))) for leaf in leaves)
     lo, hi = (ravel_pytree(bound)[0].astype(centre.dtype) for bound in (lo, hi))
     return Range(lo, hi, centre, bounded)
+
+
+def check_differentiable(flat: FlatProblem, x: Array, y: Any) -> None:
+    """Says in words that `lower` has no derivative that JAX can take, before anything is compiled."""
+    try:
+        jax.eval_shape(jax.grad(flat.lower, 1), x, y)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise NotImplementedError(
+            "lower cannot be differentiated by y, which this search needs. A while_loop has no derivative in JAX: "
+            f"write a fori_loop with fixed bounds, or a scan. JAX says: {first}"
+        ) from error
 
 
 def in_double(tree: PyTree) -> PyTree:

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.special
 
+Numbers = np.ndarray | np.floating
+"""an array of doubles, or one of them"""
+
 _EPS = 2.0**-52
 _HUGE = np.finfo(float).max
 _SPECK = 1e-320
@@ -28,19 +31,19 @@ _FARTHEST_ANGLE = 1e8
 class Interval(NamedTuple):
     """All values between `lo` and `hi`, entry by entry. Both are the same array where all values are known."""
 
-    lo: np.ndarray
-    hi: np.ndarray
+    lo: Numbers
+    hi: Numbers
 
     @property
     def is_point(self) -> bool:
         return self.lo is self.hi
 
     @property
-    def middle(self) -> np.ndarray:
+    def middle(self) -> Numbers:
         return self.lo if self.is_point else self.lo / 2 + self.hi / 2
 
     @property
-    def width(self) -> np.ndarray:
+    def width(self) -> Numbers:
         return np.nextafter(self.hi - self.lo, np.inf)
 
 
@@ -55,7 +58,7 @@ def whole(shape: Any) -> Interval:
     return Interval(np.full(shape, -np.inf), np.full(shape, np.inf))
 
 
-def safe(lo: np.ndarray, hi: np.ndarray) -> Interval:
+def safe(lo: Numbers, hi: Numbers) -> Interval:
     """An interval whose ends that are not numbers are infinite."""
     if lo is hi and not np.isnan(lo).any():
         return Interval(lo, lo)
@@ -72,7 +75,7 @@ def where(chosen: Any, a: Interval, b: Interval) -> Interval:
     return Interval(np.where(chosen, a.lo, b.lo), np.where(chosen, a.hi, b.hi))
 
 
-def widened(lo: np.ndarray, hi: np.ndarray, ulps: float) -> Interval:
+def widened(lo: Numbers, hi: Numbers, ulps: Any) -> Interval:
     """The ends moved outwards by so many units in the last place; an infinite end that points inwards is finite."""
     lo, hi = np.minimum(lo, _HUGE), np.maximum(hi, -_HUGE)
     lower = lo - np.where(np.isinf(lo), 0, (ulps + 1) * _EPS * np.abs(lo)) - _SPECK
@@ -80,7 +83,7 @@ def widened(lo: np.ndarray, hi: np.ndarray, ulps: float) -> Interval:
     return safe(lower, upper)
 
 
-def _neighbours(lo: np.ndarray, hi: np.ndarray) -> Interval:
+def _neighbours(lo: Numbers, hi: Numbers) -> Interval:
     return safe(np.nextafter(lo, -np.inf), np.nextafter(hi, np.inf))
 
 
@@ -89,7 +92,7 @@ def add(a: Interval, b: Interval) -> Interval:
     return safe(_add_down(a.lo, b.lo), -_add_down(-a.hi, -b.hi))
 
 
-def _add_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _add_down(a: Numbers, b: Numbers) -> Numbers:
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)
@@ -185,14 +188,14 @@ def power(a: Interval, exponent: int) -> Interval:
     )
 
 
-def real_power(a: Interval, exponent: np.ndarray) -> Interval:
+def real_power(a: Interval, exponent: Numbers) -> Interval:
     """a to known real exponents, for a ≥ 0 (what is below zero is cut off)."""
     ends = [np.power(np.maximum(end, 0), exponent) for end in a]
     out = widened(np.minimum(*ends), np.maximum(*ends), _LIBRARY)
     return Interval(np.maximum(out.lo, 0), out.hi)
 
 
-def _rising(function: Callable[[np.ndarray], np.ndarray], ulps: float, least: float = -np.inf, most: float = np.inf):
+def _rising(function: Callable[[Numbers], Numbers], ulps: int, least: float = -np.inf, most: float = np.inf):
     """The rule for a function that never falls, with values between `least` and `most`."""
 
     def rule(a: Interval) -> Interval:
@@ -202,7 +205,7 @@ def _rising(function: Callable[[np.ndarray], np.ndarray], ulps: float, least: fl
     return rule
 
 
-def _through_zero(function: Callable[[np.ndarray], np.ndarray], ulps: float, most: float = np.inf):
+def _through_zero(function: Callable[[Numbers], Numbers], ulps: int, most: float = np.inf):
     """The rule for a rising function whose sign is that of its argument."""
 
     def rule(a: Interval) -> Interval:
@@ -214,7 +217,7 @@ def _through_zero(function: Callable[[np.ndarray], np.ndarray], ulps: float, mos
     return rule
 
 
-def _wave(function: Callable[[np.ndarray], np.ndarray], trough: float, crest: float) -> Callable[[Interval], Interval]:
+def _wave(function: Callable[[Numbers], Numbers], trough: float, crest: float) -> Callable[[Interval], Interval]:
     """The rule for sin or cos, which are lowest at `trough` + 2πk and highest at `crest` + 2πk."""
 
     def rule(a: Interval) -> Interval:
@@ -238,7 +241,7 @@ def _wave(function: Callable[[np.ndarray], np.ndarray], trough: float, crest: fl
     return rule
 
 
-def _speck_of_angle(angle: np.ndarray) -> np.ndarray:
+def _speck_of_angle(angle: Numbers) -> Numbers:
     # An absolute allowance: near its zeros, other than 0 itself, a wave may have few digits that are right.
     return _EPS * np.minimum(1, np.abs(angle))
 
@@ -324,7 +327,9 @@ def acos(a: Interval) -> Interval:
 
 
 def erfc(a: Interval) -> Interval:
-    out = widened(scipy.special.erfc(a.hi), scipy.special.erfc(a.lo), _SPECIAL)
+    # In its tail exp(−a²) is taken of a rounded square.
+    ulps = _SPECIAL + 8 * np.clip(a.hi, 0, 40) ** 2
+    out = widened(scipy.special.erfc(a.hi), scipy.special.erfc(a.lo), ulps)
     return Interval(np.clip(out.lo, 0, 2), np.clip(out.hi, 0, 2))
 
 

@@ -6,7 +6,6 @@ the program computes and from nothing else, so custom derivative rules and `stop
 derivative's interval holds the slopes of both sides; at a jump (`where`, `floor`, a cast) it is everything.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,9 +15,12 @@ import numpy as np
 from jax.extend import core
 
 from bilax.trust import interval as iv
-from bilax.trust.interval import Interval
+from bilax.trust.interval import Interval, Numbers
+from bilax.trust.program import CALLS, inlined, recognised
 
 _LONGEST_LOOP = 4096
+_MOST_NUMBERS = 4_000_000
+"""about how many numbers one evaluation may hold"""
 
 
 class NotSupportedError(NotImplementedError):
@@ -38,41 +40,44 @@ class Bounds(NamedTuple):
 
     value: Interval
     slope: Interval
-    """(boxes, k)"""
+    """(boxes, k), or nothing if it was not asked for"""
     bend: Interval
-    """(boxes, k, k)"""
+    """(boxes, k, k), or nothing if it was not asked for"""
 
 
 class Traced:
     """A function of a flat vector that returns a scalar (or an array), ready to be bounded over boxes."""
 
-    def __init__(self, function: Callable[..., Any], size: int):
-        self.function, self.size = function, size
+    def __init__(self, function: Callable[..., Any], size: int, without_constant: bool = False):
+        """`without_constant` leaves out what f adds to all that depends on its variables, before it is rounded in."""
+        self.function, self.size, self.without_constant = function, size, without_constant
         self._jaxprs: dict[int, Any] = {}
 
     def jaxpr(self, count: int) -> Any:
         if count not in self._jaxprs:
             like = jax.ShapeDtypeStruct((count, self.size), jnp.float64)
-            self._jaxprs[count] = jax.make_jaxpr(jax.vmap(self.function))(like)
+            closed = jax.make_jaxpr(jax.vmap(self.function))(like)
+            self._jaxprs[count] = inlined(closed, self.without_constant)
         return self._jaxprs[count]
 
     def jet(self, boxes: Interval, order: int, seeds: np.ndarray | None = None) -> Jet:
         """The jet of f over boxes (count, size); `seeds` (size, k) says which variables each derivative is by."""
         count = len(boxes.lo)
-        closed = self.jaxpr(count)
-        seeds = np.eye(self.size) if seeds is None else seeds
-        slope = None
+        program, consts = self.jaxpr(count)
+        slope, k = None, 1
         if order:
+            seeds = np.eye(self.size) if seeds is None else seeds
+            k = seeds.shape[1]
             ones = np.broadcast_to(seeds.T[:, None], (seeds.shape[1], count, self.size))
             slope = Interval(ones, ones)
-        interpreter = Interpreter(order, seeds.shape[1])
+        interpreter = Interpreter(order, k)
         with np.errstate(all="ignore"):
-            (out,) = interpreter.run(closed.jaxpr, closed.consts, [Jet(boxes, slope)])
+            (out,) = interpreter.run(program, consts, [Jet(boxes, slope)])
         return _as_jet(out)
 
     def bounds(self, boxes: Interval, order: int) -> Bounds:
         """Enclosures over boxes (count, size), in batches of fixed sizes so that f is traced a few times only."""
-        parts = [self._bounds(Interval(lo, hi), order) for lo, hi in zip(*_batches(boxes), strict=True)]
+        parts = [self._bounds(Interval(lo, hi), order) for lo, hi in zip(*_batches(boxes, order), strict=True)]
         count = len(boxes.lo)
         return jax.tree.map(lambda *ends: np.concatenate(ends)[:count], *parts)
 
@@ -81,13 +86,18 @@ class Traced:
         count, k = len(boxes.lo), self.size
         zero = iv.point(0.0)
         value = Interval(*(np.broadcast_to(end, (count,)) for end in jet.value))
-        slope = Interval(*(np.broadcast_to(end.T, (count, k)) for end in (jet.slope or zero)))
-        bend = Interval(*(np.broadcast_to(end.T, (count, k, k)) for end in (jet.bend or zero)))
-        return Bounds(value, slope, bend)
+        slope, bend = (count, k if order else 0), (count, k, k) if order > 1 else (count, 0, 0)
+        return Bounds(
+            value,
+            Interval(*(np.broadcast_to(end.T, slope) for end in (jet.slope or zero))),
+            Interval(*(np.broadcast_to(end.T, bend) for end in (jet.bend or zero))),
+        )
 
 
-def _batches(boxes: Interval) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _batches(boxes: Interval, order: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     size = 1 if len(boxes.lo) == 1 else 32 if len(boxes.lo) <= 32 else 512
+    while size > 1 and size * boxes.lo.shape[1] ** (1 + order) > _MOST_NUMBERS:
+        size = {512: 32, 32: 1}[size]
     parts = -(-len(boxes.lo) // size)
     ends = [np.resize(end, (parts * size, end.shape[1])).reshape(parts, size, -1) for end in boxes]
     lows = list(ends[0])
@@ -354,7 +364,7 @@ class Interpreter:
     # Sums, products and extremes over axes
 
     def on_reduce_sum(self, eqn, a):
-        return self.sum_over(a, tuple(eqn.params["axes"]))
+        return self.sum_over(a, tuple(int(axis) for axis in eqn.params["axes"]))
 
     def on_reduce_prod(self, eqn, a):
         return self.fold(a, eqn.params["axes"], self.mul)
@@ -469,24 +479,25 @@ class Interpreter:
 
     def on_convert_element_type(self, eqn, a):
         kind = np.dtype(eqn.params["new_dtype"]).kind
+        if kind == "b":
+            return _truth((a.value.lo > 0) | (a.value.hi < 0), (a.value.lo != 0) | (a.value.hi != 0))
+        if np.dtype(eqn.invars[0].aval.dtype).kind == "b":
+            return self.with_jumps(a.value, a.value.lo != a.value.hi, varies=True)
         if kind == "f":
             return a
-        if kind == "b":
-            truth = _truth((a.value.lo > 0) | (a.value.hi < 0), (a.value.lo != 0) | (a.value.hi != 0))
-            return truth
         return self.steps(np.trunc, a)
 
-    def steps(self, function: Callable[[np.ndarray], np.ndarray], a: Jet) -> Jet:
+    def steps(self, function: Callable[[Numbers], Numbers], a: Jet) -> Jet:
         """A rising function of steps: its slope is nothing where no step lies inside, else everything."""
         lo, hi = function(a.value.lo), function(a.value.hi)
         return self.with_jumps(Interval(lo, hi), lo != hi, a.slope is not None)
 
-    def with_jumps(self, value: Interval, jump: np.ndarray, varies: bool) -> Jet:
+    def with_jumps(self, value: Interval, jump: Any, varies: bool) -> Jet:
         if not self.order or not varies:
             return Jet(value)
         return Jet(value, *(self.everything(value, jump, lead) for lead in range(1, self.order + 1)))
 
-    def everything(self, value: Interval, jump: np.ndarray, lead: int) -> Interval:
+    def everything(self, value: Interval, jump: Any, lead: int) -> Interval:
         shape = (self.k,) * lead + np.shape(value.lo)
         return Interval(
             np.where(np.broadcast_to(jump, shape), -np.inf, 0.0), np.where(np.broadcast_to(jump, shape), np.inf, 0.0)
@@ -549,11 +560,11 @@ class Interpreter:
         return _truth((a.lo > 0) | (b.lo > 0), (a.hi > 0) | (b.hi > 0))
 
     def on_reduce_or(self, eqn, a):
-        axes = tuple(eqn.params["axes"])
+        axes = tuple(int(axis) for axis in eqn.params["axes"])
         return _truth((a.value.lo > 0).any(axes), (a.value.hi > 0).any(axes))
 
     def on_reduce_and(self, eqn, a):
-        axes = tuple(eqn.params["axes"])
+        axes = tuple(int(axis) for axis in eqn.params["axes"])
         return _truth((a.value.lo > 0).all(axes), (a.value.hi > 0).all(axes))
 
     def on_select_n(self, eqn, which, *cases):
@@ -575,10 +586,6 @@ class Interpreter:
         return Jet(value, *slopes)
 
 
-CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    *("checkpoint", "remat", "remat2", "custom_lin"),
-}
 _LOOPS = {"scan", "while", "cond"}
 setattr(Interpreter, "while", Interpreter.loop)
 _COARSE = {np.dtype(name) for name in ("float32", "float16", jnp.bfloat16)}
@@ -618,12 +625,12 @@ def _within(least: float, most: float, rule: _Unary) -> _Unary:
 
 def _whole_power(n: int) -> _Unary:
     def derivative(times, exponent):
-        return lambda a: iv.scale(iv.power(a, exponent), times) if times else iv.point(np.zeros(np.shape(a.lo)))
+        return lambda a: iv.scale(iv.power(a, exponent), float(times)) if times else iv.point(np.zeros(np.shape(a.lo)))
 
     return _Unary(lambda a: iv.power(a, n), derivative(n, n - 1), derivative(n * (n - 1), n - 2))
 
 
-def _real_power(p: np.ndarray) -> _Unary:
+def _real_power(p: Numbers) -> _Unary:
     exponent = iv.point(p)
 
     def derivative(factor, less):
@@ -783,7 +790,7 @@ _SAME = {"stop_gradient", "copy", "copy_p", "optimization_barrier"}
 """what returns its arguments"""
 
 
-def _truth(surely: np.ndarray, possibly: np.ndarray) -> Any:
+def _truth(surely: Any, possibly: Any) -> Any:
     """A truth: a plain array where all is decided, else a jet of zeros and ones."""
     if bool(np.all(surely == possibly)):
         return np.asarray(surely)
@@ -843,64 +850,6 @@ def _take(a: Jet, i: int, axis: int) -> Jet:
 
 def _entry(a: Any, i: int) -> Any:
     return _take(a, i, 0) if isinstance(a, Jet) else a[i]
-
-
-def _wiring(jaxpr: Any) -> tuple[Any, ...]:
-    """The operations of a jaxpr and what feeds them, without shapes; those of inner calls in their place."""
-    names: dict[Any, Any] = {}
-    steps: list[Any] = []
-
-    def read(atom):
-        return (
-            ("literal", float(atom.val))
-            if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0
-            else names.get(atom)
-        )
-
-    def walk(jaxpr):
-        for eqn in jaxpr.eqns:
-            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            if eqn.primitive.name in CALLS and inner is not None:
-                inside = getattr(inner, "jaxpr", inner)
-                names.update(zip(inside.invars, [read(atom) for atom in eqn.invars], strict=True))
-                walk(inside)
-                names.update(zip(eqn.outvars, [read(atom) for atom in inside.outvars], strict=True))
-            elif eqn.primitive.name in ("broadcast_in_dim", "convert_element_type"):
-                names[eqn.outvars[0]] = read(eqn.invars[0])
-            else:
-                steps.append((eqn.primitive.name, *(read(atom) for atom in eqn.invars)))
-                names.update((out, (len(steps), i)) for i, out in enumerate(eqn.outvars))
-
-    names.update((var, ("in", i)) for i, var in enumerate(jaxpr.invars))
-    walk(jaxpr)
-    return (*steps, *(read(atom) for atom in jaxpr.outvars))
-
-
-def recognised(eqn: Any) -> str | None:
-    """The name of a called function that has a rule of its own, told by its operations, not by its name."""
-    inner = eqn.params.get("call_jaxpr")
-    doubles = all(np.dtype(atom.aval.dtype) == np.float64 for atom in eqn.invars)
-    if inner is None or len(eqn.invars) != 2 or len(eqn.outvars) != 1 or not doubles:
-        return None
-    wiring = _wiring(getattr(inner, "jaxpr", inner))
-    if wiring == _known_wirings()["logaddexp"]:
-        return "logaddexp"
-    same = eqn.invars[0] is eqn.invars[1]
-    return "xlogy" if same and wiring == _known_wirings()["xlogy"] else None
-
-
-@functools.cache
-def _known_wirings() -> dict[str, tuple[Any, ...]]:
-    """How functions look whose parts, taken one by one, would give poor bounds."""
-    number = jax.ShapeDtypeStruct((), jnp.float64)
-
-    def inside(function):
-        eqn = jax.make_jaxpr(function)(number, number).jaxpr.eqns[0]
-        while "call_jaxpr" not in eqn.params:
-            eqn = eqn.params["jaxpr"].jaxpr.eqns[0]
-        return _wiring(eqn.params["call_jaxpr"].jaxpr)
-
-    return {"logaddexp": inside(jnp.logaddexp), "xlogy": inside(jax.scipy.special.xlogy)}
 
 
 def _subscripts(eqn: Any) -> tuple[tuple[str, str, str], int]:

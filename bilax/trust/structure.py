@@ -18,7 +18,8 @@ from jax.extend import core
 from bilax.trust import interval as iv
 from bilax.trust.branch_and_bound import LIMIT, least_eigenvalue
 from bilax.trust.interval import Interval
-from bilax.trust.jets import CALLS, MOVES, Bounds, Interpreter, Jet, Traced, recognised
+from bilax.trust.jets import MOVES, Bounds, Interpreter, Jet, Traced
+from bilax.trust.program import dependents, is_linear, needed, recognised, terms_of, varying
 
 _ROWS = (1, 8, 64)
 _MOST_NUMBERS = 4_000_000
@@ -48,24 +49,21 @@ class _Analysis:
 
     def __init__(self, traced: Traced, rows: int):
         self.size, self.rows = traced.size, rows
-        self.program, self.consts = _inlined(traced.jaxpr(rows))
+        self.program, self.consts = traced.jaxpr(rows)
         self.seen: dict[Any, _Seen] = {}
         self.edges: list[np.ndarray] = []
         self.fresh: dict[Any, np.ndarray] = {}
         self.count = rows * self.size
         self.seen[self.program.invars[0]] = _Seen(np.arange(self.count).reshape(rows, self.size), True)
-        self.depends = _dependents(self.program)
-        self.roots = self._terms()
+        self.depends = dependents(self.program)
+        self.roots = terms_of(self.program, self.depends)[0]
         # Only what leads to the terms: what adds them up brings nothing together.
-        for eqn in _needed(self.program.eqns, self.roots, set()):
+        for eqn in needed(self.program.eqns, self.roots, set()):
             self._follow(eqn)
         self.root_ids = [self._ids(root) for root in self.roots]
         edges = np.concatenate([np.zeros((0, 2), int), *self.edges])
         graph = scipy.sparse.coo_matrix((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), (self.count, self.count))
         self.part_of = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-
-    def _varying(self, eqn: Any) -> list[bool]:
-        return [not isinstance(a, core.Literal) and a in self.depends for a in eqn.invars]
 
     # Forwards
 
@@ -90,7 +88,7 @@ class _Analysis:
         if not any(known):
             return
         name, out = eqn.primitive.name, eqn.outvars[0]
-        linear = _is_linear(eqn, self._varying(eqn)) and all(one is None or one.linear for one in known)
+        linear = is_linear(eqn, varying(eqn, self.depends)) and all(one is None or one.linear for one in known)
         pair = name in _PAIRS and not (linear and sum(one is not None for one in known) == 2)
         if name in _ONE_BY_ONE or pair or recognised(eqn):
             if linear and any(one is not None and one.ids is None for one in known):
@@ -158,22 +156,6 @@ class _Analysis:
 
     # Backwards
 
-    def _terms(self) -> list[Any]:
-        """The values that f is a linear function of, as far back as that holds."""
-        makers = {out: eqn for eqn in self.program.eqns for out in eqn.outvars}
-        waiting, terms, passed = list(self.program.outvars), [], set()
-        while waiting:
-            atom = waiting.pop()
-            if isinstance(atom, core.Literal) or atom in passed or atom not in self.depends:
-                continue
-            passed.add(atom)
-            eqn = makers.get(atom)
-            if eqn is not None and _is_linear(eqn, self._varying(eqn)):
-                waiting += eqn.invars
-            else:
-                terms.append(atom)
-        return terms
-
     @functools.cached_property
     def weights(self) -> tuple[list[Interval], Interval]:
         """What f multiplies each entry of its terms by, and what it adds to them, per row."""
@@ -187,7 +169,7 @@ class _Analysis:
         Values on the way that do not depend on y are found on intervals, since they too are rounded.
         """
         on_the_way = [
-            eqn for eqn in _needed(self.program.eqns, targets, set(sources)) if self.depends & set(eqn.outvars)
+            eqn for eqn in needed(self.program.eqns, targets, set(sources)) if self.depends & set(eqn.outvars)
         ]
         inputs = {a: None for eqn in on_the_way for a in eqn.invars if not isinstance(a, core.Literal)}
         constants = [a for a in inputs if a not in self.depends]
@@ -218,62 +200,15 @@ class _Analysis:
         self, targets: list[Any], boxes: Interval, order: int, seeds: dict[Any, np.ndarray] | None = None, k: int = 1
     ) -> list[Any]:
         """Jets of intermediate values over boxes (rows, size); `seeds` replaces the slopes of some of them."""
-        program = self.program._replace(outvars=targets, eqns=_needed(self.program.eqns, targets, set()))
+        program = self.program._replace(outvars=targets, eqns=needed(self.program.eqns, targets, set()))
         seeds = seeds or {}
         start = Jet(boxes, _point_of(seeds.get(program.invars[0])) if order else None)
         with np.errstate(all="ignore"):
             return Interpreter(order, k, seeds if order else {}).run(program, self.consts, [start])
 
 
-def _needed(eqns: list[Any], targets: list[Any], given: set[Any]) -> list[Any]:
-    """Those of the equations that the targets depend on, if the given values are known."""
-    wanted, kept = set(targets) - given, []
-    for eqn in reversed(eqns):
-        if wanted & set(eqn.outvars):
-            kept.append(eqn)
-            wanted |= {a for a in eqn.invars if not isinstance(a, core.Literal)} - given
-    return kept[::-1]
-
-
-class _Program(NamedTuple):
-    """As much of a jaxpr as an interpreter reads."""
-
-    constvars: list[Any]
-    invars: list[Any]
-    eqns: list[Any]
-    outvars: list[Any]
-
-
 def _point_of(array: np.ndarray | None) -> Interval | None:
     return None if array is None else Interval(array, array)
-
-
-def _inlined(closed: Any) -> tuple[_Program, list[Any]]:
-    """A jaxpr with the contents of its calls in their place, but for those with a rule."""
-    constvars, consts, eqns = list(closed.jaxpr.constvars), list(closed.consts), []
-
-    def walk(jaxpr, names):
-        def read(atom):
-            return atom if isinstance(atom, core.Literal) else names[atom]
-
-        for eqn in jaxpr.eqns:
-            inputs = [read(atom) for atom in eqn.invars]
-            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            if eqn.primitive.name in CALLS and isinstance(inner, core.ClosedJaxpr) and not recognised(eqn):
-                constants = [core.Var(var.aval) for var in inner.jaxpr.constvars]
-                constvars.extend(constants)
-                consts.extend(inner.consts)
-                inside = dict(zip([*inner.jaxpr.constvars, *inner.jaxpr.invars], [*constants, *inputs], strict=True))
-                names.update(zip(eqn.outvars, walk(inner.jaxpr, inside), strict=True))
-            else:
-                outs = [core.Var(var.aval) for var in eqn.outvars]
-                names.update(zip(eqn.outvars, outs, strict=True))
-                eqns.extend(_as_sum(eqn.replace(invars=inputs, outvars=outs)))
-        return [read(atom) for atom in jaxpr.outvars]
-
-    names = {var: var for var in [*closed.jaxpr.constvars, *closed.jaxpr.invars]}
-    outs = walk(closed.jaxpr, names)
-    return _Program(constvars, list(closed.jaxpr.invars), eqns, outs), consts
 
 
 _ONE_BY_ONE = {
@@ -286,47 +221,6 @@ _ONE_BY_ONE = {
 """Operations that work entry by entry."""
 _PAIRS = {"add", "sub", "add_any"}
 """The same, but a sum of two linear values mixes their variables."""
-
-
-def _as_sum(eqn: Any) -> list[Any]:
-    """An inner product of two arrays as their product and its sum, whose terms can be told apart."""
-    if eqn.primitive.name != "dot_general":
-        return [eqn]
-    (left, right), batch = eqn.params["dimension_numbers"]
-    one, two = (atom.aval for atom in eqn.invars)
-    if left != right or batch[0] != batch[1] or tuple(batch[0]) != tuple(range(len(batch[0]))):
-        return [eqn]
-    if one.shape != two.shape or one.dtype != two.dtype or len(one.shape) != len(left) + len(batch[0]):
-        return [eqn]
-    product = core.Var(one)
-    axes = tuple(int(axis) for axis in left)
-    sum_params = {"axes": axes, "out_sharding": None}
-    return [
-        eqn.replace(outvars=[product], primitive=jax.lax.mul_p, params={}),
-        eqn.replace(invars=[product], primitive=jax.lax.reduce_sum_p, params=sum_params),
-    ]
-
-
-def _dependents(program: _Program) -> set[Any]:
-    found = set(program.invars)
-    for eqn in program.eqns:
-        if any(not isinstance(a, core.Literal) and a in found for a in eqn.invars):
-            found |= set(eqn.outvars)
-    return found
-
-
-def _is_linear(eqn: Any, varying: list[bool]) -> bool:
-    """Whether the result is a linear function, plus a constant, of the arguments that depend on y."""
-    name = eqn.primitive.name
-    if not all(np.dtype(out.aval.dtype) == np.float64 for out in eqn.outvars):
-        return False
-    if name in ("add", "sub", "add_any", "neg", "reduce_sum", "cumsum", "copy", *MOVES):
-        return True
-    if name == "convert_element_type":
-        return np.dtype(eqn.invars[0].aval.dtype) == np.float64
-    if name in ("mul", "dot_general"):
-        return sum(varying) == 1
-    return name == "div" and not varying[1]
 
 
 class Separable:
