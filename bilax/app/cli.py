@@ -52,6 +52,10 @@ COMMANDS = {
             "bilax.experiments.suite.bench:Suite",
             "twelve problems with known answers, every method and solve_global",
         ),
+        "certificates": (
+            "bilax.experiments.suite.certificates:Certificates",
+            "two thousand random followers, to catch a certificate that is wrong",
+        ),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
         "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),

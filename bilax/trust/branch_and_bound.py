@@ -16,7 +16,9 @@ from bilax.trust.jets import Bounds, Traced
 LIMIT = 6
 """The most variables that cells are cut in: each one more asks for many times the cells."""
 _BATCH, _MOST_CELLS = 512, 300_000
-_STARTS, _STEPS = 32, 30
+_STARTS, _STEPS = 16, 30
+_IDLE = 5
+"""steps without gain after which descents end"""
 _LAST_ROUNDS = 12
 """rounds that are still made once a proof is ruled out"""
 _FAR = 1e9
@@ -130,18 +132,26 @@ def descend(
 
     Eigenvalues of the Hessian enter by absolute value, so that saddles repel. Also f at the ends.
     """
-    domain = domain.of(which)
-    points = domain.project(points)
+    with np.errstate(all="ignore"):
+        return _descend(parts, domain.of(which), which, domain.of(which).project(points), deadline)
+
+
+def _descend(
+    parts: Parts, domain: Domain, which: np.ndarray, points: np.ndarray, deadline: float
+) -> tuple[np.ndarray, Interval]:
     found = parts.bounds(which, iv.point(points), 2)
     damping = np.maximum(1e-2 * np.linalg.norm(np.nan_to_num(found.slope.middle), axis=1), 1e-300)
+    idle = 0
     for _ in range(_STEPS):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or idle > _IDLE:
             break
         trials = domain.project(points + _newton(domain, points, found, damping))
         if np.array_equal(trials, points):
             break
         after = parts.bounds(which, iv.point(trials), 2)
         better = after.value.middle < found.value.middle
+        gained = np.max((found.value.middle - after.value.middle)[better], initial=0.0)
+        idle = idle + 1 if gained <= 1e-13 * np.max(np.abs(found.value.middle[better]), initial=0.0) else 0
         points = np.where(better[:, None], trials, points)
         found = Bounds(*(_where_rows(better, new, old) for new, old in zip(after, found, strict=True)))
         damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-300, 1e300)

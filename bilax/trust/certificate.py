@@ -283,10 +283,11 @@ def _from_bounds(found: Evidence, offset: Interval) -> _Findings:
     else:
         verdict = Verdict.not_excluded
         left_out = () if found.finished else ("cells of Y for which there was no time",)
-    gap = float(found.value.middle - found.lowest.middle)
-    lowest = float(found.lowest.middle + offset.middle)
-    bound = found.bound + float(offset.lo)
-    bound = np.nextafter(bound, -np.inf) if offset.lo else bound
+    with np.errstate(invalid="ignore"):
+        gap = float(found.value.middle - found.lowest.middle)
+        lowest = float(found.lowest.middle + offset.middle)
+        bound = found.bound + float(offset.lo)
+        bound = np.nextafter(bound, -np.inf) if offset.lo else bound
     return _Findings(
         verdict, gap, lowest, found.point, float(found.tolerance), float(bound), found.residual, found.drop, found.ends,
         left_out,
