@@ -223,7 +223,7 @@ class _Findings(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def _domain(a_set: Set, flat: FlatProblem) -> Domain | None:
+def domain_of(a_set: Set, flat: FlatProblem) -> Domain | None:
     """The set as branch and bound knows it; None for sets of other kinds."""
     lo, hi = np.asarray(flat.y_range.lo)[None], np.asarray(flat.y_range.hi)[None]
     if type(a_set) in (Reals, Box, NonNegative):
@@ -244,7 +244,7 @@ def _look(
     thorough: bool,
 ) -> _Findings:
     """Intervals first, which decide most followers of few variables; else a search, and a proof if f is convex."""
-    domain, reason = _domain(problem.y_set, flat), "bounds, which were not asked for"
+    domain, reason = domain_of(problem.y_set, flat), "bounds, which were not asked for"
     traced = Traced(lambda v: flat.lower(x, v), y.size, without_constant=True)
     if proof and domain is None:
         proof, reason = False, f"bounds, since none are known over {problem.y_set}"

@@ -30,9 +30,10 @@ class Range(NamedTuple):
 
     @property
     def width(self) -> Array:
-        """The interval's length, or 2·_REACH around the centre where it is unbounded."""
+        """The interval's length, or 2·_REACH around the centre where it is unbounded; 1 where it is a point."""
         reach = _REACH * jnp.maximum(1.0, jnp.abs(self.centre))
-        return jnp.where(jnp.isfinite(self.lo) & jnp.isfinite(self.hi), self.hi - self.lo, 2 * reach)
+        width = jnp.where(jnp.isfinite(self.lo) & jnp.isfinite(self.hi), self.hi - self.lo, 2 * reach)
+        return jnp.where(width > 0, width, 1.0)
 
     def spread(self, unit: Array, scale: Any = 1.0) -> Array:
         """Points of [0, 1]ᵈ as points of the range; `scale` shrinks the spread in unbounded coordinates."""
