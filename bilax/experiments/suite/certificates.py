@@ -350,7 +350,7 @@ class Finding(NamedTuple):
 
 
 def try_case(case: Case, rng: np.random.Generator, time_limit: float) -> Iterator[Finding]:
-    """Certifies the best point that is known, a point where a descent may end, and a point at random."""
+    """Certifies the best point that is known, and one where a descent may end or that is drawn at random."""
     y_set = bilax.Simplex() if case.simplex else bilax.Box(case.lo, case.hi)
     problem = bilax.Problem(
         lambda x, y: y.sum(), lambda x, y: case.factor * case.function(JAX, y) + case.offset, y_set=y_set
@@ -358,8 +358,8 @@ def try_case(case: Case, rng: np.random.Generator, time_limit: float) -> Iterato
     least, best = judge(case, [])
     low, high = np.maximum(case.lo, -5.0), np.minimum(case.hi, 5.0)
     random = rng.dirichlet(np.ones(low.size)) if case.simplex else rng.uniform(low, high)
-    candidates = [random] if best is None else [best, random]
-    candidates += [_local_end(case, rng.uniform(low, high), low, high)] if case.lo.size == 1 else []
+    candidates = [_local_end(case, random, low, high) if case.lo.size == 1 else random]
+    candidates += [] if best is None else [best]
     for y in (*candidates, *case.others):
         y = np.clip(y, case.lo, case.hi)
         found = bilax.certify(problem, SimpleNamespace(x=(), y=y), time_limit=time_limit)
@@ -398,8 +398,8 @@ def _fault(case: Case, y: np.ndarray, found: bilax.Certificate, least: float) ->
 class Certificates(Target):
     """Random followers of many families, each certified at several points and judged on dense grids."""
 
-    each: Annotated[int, Arg(help="followers of each family")] = 125
-    time_limit: Annotated[float, Arg(help="seconds for each certificate")] = 2.0
+    each: Annotated[int, Arg(help="followers of each family")] = 120
+    time_limit: Annotated[float, Arg(help="seconds for each certificate")] = 5.0
 
     name: ClassVar[str] = "certificates"
     claimant: ClassVar[str] = "what is to hold"
@@ -429,7 +429,7 @@ class Certificates(Target):
             [name, *(family[n] for n in names), len(family["faults"]), family["seconds"]]
             for name, family in results["families"].items()
         ]
-        title = f"{results['each']} followers of each family, certified at two to four points"
+        title = f"{results['each']} followers of each family, certified at one to three points"
         show_table(title, ["family", *(n.replace("_", " ") for n in names), "false", "seconds"], rows)
         return []
 
