@@ -17,6 +17,8 @@ LIMIT = 6
 """The most variables that cells are cut in: each one more asks for many times the cells."""
 _BATCH, _MOST_CELLS = 512, 300_000
 _STARTS, _STEPS = 16, 30
+_DESCENTS_AFTER = (16, 32, 64, 128, 512)
+"""the rounds in which descents start from the lowest centres"""
 _IDLE = 5
 """steps without gain after which descents end"""
 _LAST_ROUNDS = 12
@@ -281,8 +283,8 @@ class Search:
 
     def _try(self, centres: np.ndarray, which: np.ndarray, values: Interval) -> None:
         self.improve(centres, which, values)
-        # After rounds 1, 2, 4, ...: what a first bound decides needs no descents.
-        if self.rounds and self.rounds & (self.rounds - 1) == 0:
+        # Only now and then: what a few bounds decide needs no descents.
+        if self.rounds in _DESCENTS_AFTER:
             heights = np.where(np.isfinite(values.hi), values.hi, np.inf)
             starts = _first_of_each(which, heights, _STARTS)
             ends, values = descend(self.parts, self.domain, which[starts], centres[starts], self.deadline)

@@ -28,6 +28,8 @@ from bilax.trust.wide_search import RELATIVE
 
 _DENSE = 48
 """the most variables whose interval Hessian is formed as a whole"""
+_FIRST_ROUNDS = 12
+"""rounds of branch and bound before descents from all over the set"""
 _AT_ONCE = 200_000
 """about how many numbers the descents may hold"""
 
@@ -113,22 +115,43 @@ def _examine(
     refute = float(value.lo - tolerance - constant.hi)
     search = Search(parts, cells, rows, own)
     search.improve(local_rows, every, local_values)
-    outcome, ends = search.run(target, refute, deadline, rounds=1), [local]
+    outcome, ends = search.run(target, refute, deadline, rounds=_FIRST_ROUNDS), [local]
     decided = outcome.closed or outcome.lowest.hi.sum() < refute
+    tangent = None
     if thorough or not decided:
-        ends += _spread_descents(search, split, samples, heights, begin + 0.5 * (deadline - begin))
+        ends += _spread_descents(search, split, samples, heights, tolerance, begin + 0.5 * (deadline - begin))
+        tangent = prove_convex(traced, domain, y) if not decided else None
+        decided = decided or (tangent is not None and tangent[0] >= value.hi - tolerance)
         outcome = search.run(target, refute, deadline, 0 if decided else 1 << 60)
+    if outcome.lowest.hi.sum() < refute:
+        # The better point may only be the centre of a cell.
+        search.improve(*_from(parts, cells, every, outcome.y, deadline))
+        outcome = search.run(target, refute, deadline, 0)
     point = split.gather(outcome.y) if split else outcome.y[0]
     bound = float(constant.lo) + float(np.sum(outcome.bound))
     slack = 2.0**-52 * (parts.count + 2) * (abs(float(constant.lo)) + float(np.sum(np.abs(outcome.bound))))
+    if tangent is not None:
+        bound, slack = (tangent[0], 0.0) if tangent[0] > bound - slack else (bound, slack)
     return Evidence(
         value, tolerance, residual, drop, float(_at(traced, local).middle), bowed, point, _at(traced, point),
         bound - slack if np.isfinite(bound) else -np.inf, np.stack(ends), time.monotonic() < deadline,
     )  # fmt: skip
 
 
+def _from(
+    parts: Parts, cells: Domain, which: np.ndarray, points: np.ndarray, deadline: float
+) -> tuple[np.ndarray, np.ndarray, Interval]:
+    ends, values = descend(parts, cells, which, points, deadline)
+    return ends, which, values
+
+
 def _spread_descents(
-    search: Search, split: Separable | None, samples: np.ndarray, heights: np.ndarray, deadline: float
+    search: Search,
+    split: Separable | None,
+    samples: np.ndarray,
+    heights: np.ndarray,
+    tolerance: float,
+    deadline: float,
 ) -> list[np.ndarray]:
     """Descents from points spread over the set, whose best the search takes over; where they ended."""
     parts, cells = search.parts, search.domain
@@ -137,9 +160,11 @@ def _spread_descents(
     which = np.tile(np.arange(parts.count), len(starts))
     found, values = descend(parts, cells, which, tables, deadline)
     search.improve(found, which, values)
-    if split is None:
+    if split is None and _one_step(parts, cells, search.best)[1] > tolerance:
+        # A slope that is left where descents ended tells of a kink.
         felt = feel_about(parts, cells, search.best[0])[None]
         search.improve(felt, np.zeros(1, int), parts.bounds(np.zeros(1, int), iv.point(felt), 0).value)
+    if split is None:
         return list(found)
     return [split.gather(part) for part in found.reshape(len(starts), parts.count, -1)]
 

@@ -188,9 +188,13 @@ class WideSearch:
         `settled(point)`: whether a proof is at hand where the first descent ended. Then nothing more is looked at, nor
         where that descent leads lower than y.
         """
-        begin = time.monotonic()
-        points, heights = self.sample(1024)
+        start = time.monotonic()
+        self.slope(self.y)
         value = float(self.values(self.y[None])[0])
+        # What compiling took does not count.
+        begin = time.monotonic()
+        deadline += begin - start
+        points, heights = self.sample(1024)
         finite = heights[np.isfinite(heights)]
         floor = float(np.minimum(value, finite.min(initial=np.inf)))
         variation = max(float(np.quantile(finite, 0.25)) - floor, 0.0) if finite.size else 0.0
