@@ -25,7 +25,7 @@ def wells(y):
     return 16 * y**4 + 2 * y**3 - 8 * y**2 - 1.5 * y + 0.5
 
 
-def certify(lower, y, y_set=BOX, x=(), **options):
+def certify(lower, y, y_set: bilax.Set = BOX, x=(), **options):
     problem = bilax.Problem(lambda x, y: jnp.sum(y), lower, y_set=y_set)
     return bilax.certify(problem, SimpleNamespace(x=x, y=y), **options)
 
@@ -96,6 +96,7 @@ def test_minima_that_are_not_global_are_refuted():
     best = min(found, key=lambda end: end.fun)
     certificate = certify(lower, best.x, x=x)
     assert certificate.verdict is bilax.Verdict.global_follower
+    assert certificate.bound is not None
     assert certificate.bound <= lowest + 1e-12
 
 
@@ -172,6 +173,7 @@ def test_convex_followers_of_any_size_are_proven(size):
     end = scipy.optimize.minimize(lambda y: [np.asarray(v) for v in value(y)], np.zeros(size), jac=True, tol=1e-12)
     found = certify(f, end.x, bilax.Reals())
     assert found.rigorous
+    assert found.bound is not None
     assert found.bound <= end.fun <= found.bound + 2 * found.tolerance
     early = certify(f, end.x * 0.9, bilax.Reals())
     assert early.verdict is bilax.Verdict.not_stationary

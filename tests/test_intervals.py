@@ -16,7 +16,7 @@ from bilax.trust.interval import Interval
 from bilax.trust.jets import NotSupportedError, Traced
 
 POINTS = int(os.environ.get("BILAX_POINTS", "30000"))
-mpmath.mp.prec = 200
+mpmath.mp.prec = 200  # pyright: ignore[reportAttributeAccessIssue]
 m = mpmath.mpf
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.special
 
-Numbers = np.ndarray | np.floating
+Numbers = Any
 """an array of doubles, or one of them"""
 
 _EPS = 2.0**-52

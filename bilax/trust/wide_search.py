@@ -20,6 +20,8 @@ from bilax.trust.flat_problem import FlatProblem
 from bilax.trust.follower_minima import low_discrepancy
 
 _DESCENTS, _LONGEST, _GRID = 48, 400, 1024
+_LEAST = 20
+"""evaluations that every descent may make, however late it is: whether y is stationary is always looked at"""
 RELATIVE = 1e-6
 """the share of f's variation over Y that counts as no gap"""
 _AT_ONCE = 4_000_000
@@ -82,11 +84,12 @@ class WideSearch:
         """The end of a descent: L-BFGS within bounds, or projected steps on other sets."""
         if not self.is_box:
             return self._projected(start, deadline)
-        best = start
+        best, count = start, 0
 
         def value(point):
-            nonlocal best
-            if time.monotonic() > deadline:
+            nonlocal best, count
+            count += 1
+            if time.monotonic() > deadline and count > _LEAST:
                 raise _LateError
             height, slope = self.slope(point)
             best = np.array(point)
@@ -108,8 +111,8 @@ class WideSearch:
         point = start
         height, slope = (np.asarray(v) for v in self.slope(point))
         step = 1.0 / (np.linalg.norm(slope) + 1e-300)
-        for _ in range(_LONGEST):
-            if time.monotonic() > deadline or not np.isfinite(step):
+        for count in range(_LONGEST):
+            if (time.monotonic() > deadline and count > _LEAST) or not np.isfinite(step):
                 break
             trial = self.project_all((point - step * slope)[None])[0]
             after, slope_after = (np.asarray(v) for v in self.slope(trial))
@@ -132,7 +135,7 @@ class WideSearch:
         largest = max(self._curvature(point, slope), size / width if width > 0 else 0.0, 1e-300)
         moved = self.project_all((point - slope / largest)[None])[0]
         residual = largest * float(np.linalg.norm(point - moved))
-        return residual, residual**2 / (2 * largest)
+        return residual, float(residual**2 / (2 * largest))
 
     def _curvature(self, point: np.ndarray, slope: np.ndarray) -> float:
         try:
