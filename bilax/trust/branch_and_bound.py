@@ -258,11 +258,16 @@ class Search:
         at = self.parts.bounds(which, iv.point(centres), 1)
         self._try(centres, which, at.value)
         over = self.parts.bounds(which, cells, 1)
+        # What is not bounded over a bounded cell may have a pole there, across which no slope tells anything.
+        bounded = np.isfinite(cells.lo).all(1) & np.isfinite(cells.hi).all(1)
+        pole = bounded & ~(np.isfinite(over.value.lo) & np.isfinite(over.value.hi))
+        over = over._replace(slope=_or_everything(over.slope, pole[:, None]))
         bounds = np.fmax(before, np.fmax(over.value.lo, self._mean_value(cells, centres, at, over.slope)))
         still = bounds < target[which]
         bend = None
         if np.any(still):
             bend = self.parts.bounds(which[still], _rows(cells, still), 2).bend
+            bend = _or_everything(bend, pole[still][:, None, None])
             second = self._second_order(_rows(cells, still), centres[still], _take(at, still), bend)
             bounds[still] = np.fmax(bounds[still], second)
         done = bounds >= target[which]
@@ -373,6 +378,10 @@ class Search:
         k = np.arange(lo.shape[1])
         hollow = (bend.hi[:, k, k] < 0) & (lo < hi) & np.isfinite(lo) & np.isfinite(hi)
         return np.where(hollow.any(1), np.argmax(hollow, 1), side), hollow.any(1)
+
+
+def _or_everything(a: Interval, chosen: np.ndarray) -> Interval:
+    return Interval(np.where(chosen, -np.inf, a.lo), np.where(chosen, np.inf, a.hi))
 
 
 def _first_of_each(which: np.ndarray, heights: np.ndarray, count: int) -> np.ndarray:

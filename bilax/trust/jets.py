@@ -623,11 +623,27 @@ def _within(least: float, most: float, rule: _Unary) -> _Unary:
     return _Unary(value, guarded(rule.first), guarded(rule.second))
 
 
+def _with_poles(rule: _Unary) -> _Unary:
+    """The rule with derivatives that are everything where a pole may lie inside: across one, f is not continuous."""
+
+    def guarded(derivative):
+        def apply(a):
+            value = rule.value(a)
+            inside = ~np.isfinite(value.lo) | ~np.isfinite(value.hi)
+            edge = ((a.lo >= 0) | (a.hi <= 0)) & (rule.value is not iv.tan)
+            return iv.where(inside & ~edge, iv.whole(np.shape(a.lo)), derivative(a))
+
+        return apply
+
+    return _Unary(rule.value, guarded(rule.first), guarded(rule.second))
+
+
 def _whole_power(n: int) -> _Unary:
     def derivative(times, exponent):
         return lambda a: iv.scale(iv.power(a, exponent), float(times)) if times else iv.point(np.zeros(np.shape(a.lo)))
 
-    return _Unary(lambda a: iv.power(a, n), derivative(n, n - 1), derivative(n * (n - 1), n - 2))
+    rule = _Unary(lambda a: iv.power(a, n), derivative(n, n - 1), derivative(n * (n - 1), n - 2))
+    return rule if n >= 0 else _with_poles(rule)
 
 
 def _real_power(p: Numbers) -> _Unary:
@@ -679,11 +695,7 @@ def _abs_bend(a: Interval) -> Interval:
 
 
 _NEG = _Unary(iv.neg, _constant(-1.0), _constant(0.0))
-_RECIPROCAL = _Unary(
-    iv.reciprocal,
-    lambda a: iv.neg(iv.square(iv.reciprocal(a))),
-    lambda a: iv.scale(iv.power(iv.reciprocal(a), 3), 2.0),
-)
+_RECIPROCAL = _whole_power(-1)
 _SOFTPLUS = _Unary(iv.softplus, iv.logistic, iv.logistic_slope)
 _X_LOG_X = _within(0.0, np.inf, _Unary(iv.x_log_x, lambda a: _one_plus(iv.log(a)), iv.reciprocal))
 _UNARY: dict[str, _Unary] = {
@@ -728,7 +740,7 @@ _UNARY: dict[str, _Unary] = {
     ),
     "sin": _Unary(iv.sin, iv.cos, lambda a: iv.neg(iv.sin(a))),
     "cos": _Unary(iv.cos, lambda a: iv.neg(iv.sin(a)), lambda a: iv.neg(iv.cos(a))),
-    "tan": _Unary(iv.tan, _tan_slope, lambda a: iv.scale(iv.mul(iv.tan(a), _tan_slope(a)), 2.0)),
+    "tan": _with_poles(_Unary(iv.tan, _tan_slope, lambda a: iv.scale(iv.mul(iv.tan(a), _tan_slope(a)), 2.0))),
     "sinh": _Unary(iv.sinh, iv.cosh, iv.sinh),
     "cosh": _Unary(iv.cosh, iv.sinh, iv.cosh),
     "tanh": _Unary(iv.tanh, _tanh_slope, lambda a: iv.scale(iv.mul(iv.tanh(a), _tanh_slope(a)), -2.0)),
