@@ -106,7 +106,7 @@ class One(NamedTuple):
     """A function as its only part."""
 
     traced: Traced
-    count: int = 1
+    count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def bounds(self, which: np.ndarray, boxes: Interval, order: int) -> Bounds:
         return self.traced.bounds(boxes, order)

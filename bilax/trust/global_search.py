@@ -461,7 +461,7 @@ def _polished(
     domain = domain_of(problem.y_set, flat)
     x, y = (np.asarray(flat.ravel(v)) for v in (best.x, best.y))
     polishable = type(problem.x_set) in (Reals, Box, NonNegative) and domain is not None and domain.radius == np.inf
-    if not polishable or not x.size or certificate.verdict not in _PASSING or y.size > NEWTON_LIMIT:
+    if domain is None or not polishable or not x.size or certificate.verdict not in _PASSING or y.size > NEWTON_LIMIT:
         return best, certificate, None
     try:
         reduced = Reduced(flat, domain, x.size, y.size)
@@ -469,7 +469,7 @@ def _polished(
         for share in (1.0, 0.5, 0.1):
             # Farther along another follower may become the better one.
             point = x + share * (end.x - x)
-            followed = reduced.follow(point, end.y)
+            point, followed = jnp.asarray(point), jnp.asarray(reduced.follow(point, end.y))
             upper = float(flat.upper(point, followed))
             if not upper < best.upper - 1e-12 * (1 + abs(best.upper)):
                 break

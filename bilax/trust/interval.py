@@ -181,8 +181,8 @@ def power(a: Interval, exponent: int) -> Interval:
         size = absolute(a)
         out = widened(np.power(size.lo, float(exponent)), np.power(size.hi, float(exponent)), _LIBRARY)
         return Interval(np.maximum(out.lo, 0), out.hi)
-    ends = (np.copysign(np.power(np.abs(end), float(exponent)), end) for end in a)
-    out = widened(*ends, _LIBRARY)
+    lo, hi = (np.copysign(np.power(np.abs(end), float(exponent)), end) for end in a)
+    out = widened(lo, hi, _LIBRARY)
     return Interval(
         np.where(a.lo >= 0, np.maximum(out.lo, 0), out.lo), np.where(a.hi <= 0, np.minimum(out.hi, 0), out.hi)
     )

@@ -135,7 +135,7 @@ class WideSearch:
         largest = max(self._curvature(point, slope), size / width if width > 0 else 0.0, 1e-300)
         moved = self.project_all((point - slope / largest)[None])[0]
         residual = largest * float(np.linalg.norm(point - moved))
-        return residual, float(residual**2 / (2 * largest))
+        return float(residual), float(residual**2 / (2 * largest))
 
     def _curvature(self, point: np.ndarray, slope: np.ndarray) -> float:
         try:
@@ -143,7 +143,7 @@ class WideSearch:
             if point.size <= 8:
                 return float(np.linalg.norm([np.asarray(product(point, row)) for row in np.eye(point.size)]))
             operator = scipy.sparse.linalg.LinearOperator(
-                (point.size,) * 2, lambda v: np.asarray(product(point, v.ravel())), dtype=float
+                (point.size, point.size), lambda v: np.asarray(product(point, v.ravel())), dtype=float
             )
             start = np.random.default_rng(7).normal(size=point.size)
             with warnings.catch_warnings():
