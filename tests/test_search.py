@@ -12,7 +12,6 @@ import bilax
 from bilax.experiments.suite.bench import PROBLEMS, Known
 from bilax.trust.flat_problem import flatten
 from bilax.trust.follower_minima import follower_minima, low_discrepancy
-from bilax.trust.interval import Interval, on_intervals
 
 
 def wells(y):
@@ -174,29 +173,3 @@ def test_a_value_method_never_ends_where_the_leader_is_not_finite(method, steps)
     assert found.x > 0
     assert np.isfinite(found.upper)
     assert found.status is (bilax.Status.step_limit if steps == 1 else bilax.Status.non_finite)
-
-
-# Interval bounds
-
-
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda y: jnp.sin(3 * y[0]) * jnp.exp(-y[1]) + y[0] ** 3,
-        lambda y: jnp.cos(y[0] * y[1]) / (2 + y[1] ** 2) - jnp.square(y[0]),
-        lambda y: jnp.tanh(jnp.asarray([[1.0, -2.0], [0.5, 1.0]]) @ y).sum() - y[0] * y[1],
-        lambda y: jnp.sqrt(1 + y[0] ** 4) - jnp.log(3 + y[1]),
-    ],
-)
-def test_intervals_contain_the_range(f):
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        lo = rng.uniform(-2, 1, (50, 2))
-        boxes = Interval(jnp.asarray(lo), jnp.asarray(lo + rng.uniform(0, 1.5, (50, 2))))
-        inside = jnp.asarray(rng.uniform(size=(200, 1, 2))) * (boxes.hi - boxes.lo) + boxes.lo
-        for function in (f, jax.grad(f)):
-            out = jax.jit(jax.vmap(lambda box, function=function: on_intervals(function, box)))(boxes)
-            values = jax.jit(jax.vmap(jax.vmap(function)))(inside)
-            assert (out.lo <= values.min(0)).all()
-            assert (values.max(0) <= out.hi).all()
-            assert np.isfinite(out.lo).all()

@@ -56,6 +56,10 @@ COMMANDS = {
             "bilax.experiments.everyday.bench:EverydayBench",
             "ordinary problems by the default call, judged by SciPy",
         ),
+        "certificates": (
+            "bilax.experiments.suite.certificates:Certificates",
+            "two thousand random followers, to catch a certificate that is wrong",
+        ),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
         "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),

@@ -131,7 +131,7 @@ def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
         if given.tasks:
             problem, y0 = _joined_tasks(problem, method, y0, data)
         # One step's data, and of many starts the first.
-        example: Any = data.first if isinstance(data, Batches) else data if steady else data(0, given.key)
+        example: Any = data.first if isinstance(data, Batches) else data if steady else data(0, given.key)  # pyright: ignore
         one = x0, y0, example
         if given.many:
             one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), _of_first_start(example, given.data_axes)

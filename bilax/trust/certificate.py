@@ -4,6 +4,7 @@ Everything here runs in double precision, whatever the caller's setting, and rep
 """
 
 import enum
+import time
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.follower.trajectory import ArgMax
@@ -21,18 +21,32 @@ from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.trust.diagnosis import lanczos
-from bilax.trust.flat_problem import FlatProblem, flatten
-from bilax.trust.follower_minima import NEWTON_LIMIT, follower_minima, gap_tolerance, low_discrepancy, typical
-from bilax.trust.interval import lower_bound
+from bilax.problem.sets import Ball, Box, NonNegative, Reals, Set, Simplex
+from bilax.problem.terms import inside
+from bilax.trust import interval
+from bilax.trust.branch_and_bound import Domain
+from bilax.trust.flat_problem import FlatProblem, check_differentiable, flatten, with_plain_set
+from bilax.trust.follower_minima import low_discrepancy
+from bilax.trust.interval import Interval
+from bilax.trust.jets import NotSupportedError, Traced
+from bilax.trust.proof import Evidence, examine, prove_convex
+from bilax.trust.wide_search import WideSearch
+
+_SAMPLED = 4_000_000
+"""about how many numbers the sampled points of Y may hold"""
 
 
 class Verdict(enum.Enum):
     """What a certificate says of the follower."""
 
     global_follower = "global follower"
+    """proven: no point of Y is lower by more than the tolerance"""
     stationary_only = "stationary only"
+    """refuted: y is stationary, but a better point is known"""
     not_stationary = "not stationary"
+    """refuted: a descent from y itself leads to a better point; the follower's method has not converged yet"""
+    not_excluded = "none found, none excluded"
+    """no better point was found, and there is no proof that there is none"""
 
 
 class Certificate(eqx.Module):
@@ -60,11 +74,13 @@ class Certificate(eqx.Module):
     that (x, z) minimises φ_K"""
     stationary_upper: float
     """the lowest F(x, ·) over the stationary followers found at this x; ∞ where none was found"""
+    left_out: tuple[str, ...] = ()
+    """what was not looked at, and why there is no proof"""
 
     @property
     def rigorous(self) -> bool:
-        """Whether the gap is proven, not only sampled: f(x, y) − bound is within the tolerance too."""
-        return self.bound is not None and self.lowest + self.gap - self.bound <= self.tolerance
+        """Whether the verdict "global follower" was given, which it never is without a proof."""
+        return self.verdict is Verdict.global_follower
 
     @property
     def refuted(self) -> bool:
@@ -72,21 +88,32 @@ class Certificate(eqx.Module):
         return self.phi is not None and self.phi > self.stationary_upper + 1e-6 * (1 + abs(self.phi))
 
     @property
+    def _open(self) -> str:
+        if self.bound is None or not np.isfinite(self.bound):
+            return "nothing excludes one"
+        return f"all that is proven is that none is lower by more than {self.lowest + self.gap - self.bound:.2g}"
+
+    @property
     def words(self) -> str:
         """The verdict in sentences."""
         says = {
-            Verdict.global_follower: f"y minimises the follower globally (gap {self.gap:.2g}).",
+            Verdict.global_follower: (
+                f"y minimises the follower globally, up to {self.tolerance:.2g}: this is proven by interval bounds."
+            ),
             Verdict.stationary_only: (
                 f"y is stationary, but another follower is lower by {self.gap:.2g}: the leader's value at (x, y) "
                 "is not one that the follower grants. Use bilax.solve_global."
             ),
             Verdict.not_stationary: (
-                f"the follower has not settled: it can still gain {self.gap:.2g}, and one step gains about "
+                f"the follower has not settled: a descent from y gains {self.gap:.2g} or more, and one step about "
                 f"{self.drop:.2g}. Take more inner steps, or a step size nearer to 1/L."
             ),
+            Verdict.not_excluded: f"no better follower was found, but {self._open}.",
         }[self.verdict]
-        if self.verdict is Verdict.global_follower:
-            says += " This is proven by interval bounds." if self.rigorous else " This rests on a search, not a proof."
+        if self.gap > 1e100:
+            says += " The follower seems to be unbounded below."
+        if self.left_out:
+            says += f" Not looked at: {'; '.join(self.left_out)}."
         if self.refuted:
             says += (
                 f" By Lemma 3.2 (x, z) does not minimise φ_K: F = {self.stationary_upper:.4g} at another "
@@ -122,112 +149,218 @@ def certify(
     data: tuple[Any, ...] = (),
     tolerance: float | None = None,
     proof: bool = True,
+    time_limit: float = 10.0,
 ) -> Certificate:
     """Is `solution.y` a global minimiser of f(x, ·), a stationary point only, or neither?
 
     - `solution`: anything with fields x and y, as `solve` and `solve_global` return.
     - `method`: also report how stationary its φ is at (x, z), and what Lemma 3.2 says.
-    - `tolerance`: the gap that counts as none. By default 1e-6 (1 + |f*|), or 1e-4 of how much f(x, ·) varies
-      over Y where that is less, since near an indifferent follower every gap is small.
-    - `proof`: bound f*(x) from below by interval arithmetic where the follower has one or two variables in a
-      box and `lower` uses elementary operations only.
+    - `tolerance`: the gap that counts as none. By default a millionth of how much f(x, ·) varies over Y at this x, or
+      what rounding can make of f there if that is more.
+    - `proof`: bound f*(x) from below by interval arithmetic: for followers of up to six variables by branch and bound,
+      for separable ones part by part, for those proven convex by a tangent. Without it nothing is called global.
+    - `time_limit`: seconds, besides what JAX takes to compile. Cheap parts come first; the certificate says what was
+      left out.
     """
+    begin = time.monotonic()
     if np.ndim(getattr(solution, "steps", 0)):
         raise TypeError("certify takes one solution at a time: write certify(problem, batch[i]) or batch.best.")
     for name in ("x", "y"):
         if not hasattr(solution, name):
             raise TypeError(f"solution must have the fields x and y, got {type(solution)}.")
     with double_precision():
-        x, y = in_double(check_point("x", solution.x, may_be_empty=True)), in_double(check_point("y", solution.y))
-        x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), data)
-        n, m = ravel_pytree(x)[0].size, ravel_pytree(y)[0].size
-        units = low_discrepancy(4096, m, 11), low_discrepancy(256, n + m, 12)
-        inspection = jax.device_get(_inspect(problem, x, y, data, units))
-        allowed = float(inspection.tolerance) if tolerance is None else tolerance
-        bound = lower_bound(problem, x, y, data, float(inspection.lowest), allowed) if proof else None
-        slope, phi = None, None
+        x = _inside("x", in_double(check_point("x", solution.x, may_be_empty=True)), problem.x_set)
+        y = in_double(check_point("y", solution.y))
+        check_objectives(problem, x, y, data)
+        plain = with_plain_set(problem, x, data)
+        y = _inside("y", y, plain.y_set)
+        flat = flatten(plain, x, y, data)
+        findings = _look(
+            plain, flat, flat.ravel(x), np.asarray(flat.ravel(y)), tolerance, proof, begin + time_limit,
+            thorough=method is not None,
+        )  # fmt: skip
+        slope, phi, stationary = None, None, np.inf
         if method is not None:
             z = in_double(getattr(solution, "z", solution.y))
             slope, phi = (float(v) for v in _phi_slope(problem, method, x, z, data))
-        _, unravel = ravel_pytree(y)
-        lowest = unravel(jnp.asarray(inspection.point))
-    gap, drop = float(inspection.gap), float(inspection.drop)
-    stationary = Verdict.stationary_only if drop <= allowed else Verdict.not_stationary
+            stationary = _stationary_upper(flat, flat.ravel(x), findings)
+        y_lowest = jax.device_get(flat.unravel_y(jnp.asarray(findings.point)))
     return Certificate(
-        verdict=Verdict.global_follower if gap <= allowed else stationary,
-        gap=gap,
-        lowest=float(inspection.lowest),
-        y_lowest=jax.device_get(lowest),
-        tolerance=allowed,
-        bound=bound,
-        residual=float(inspection.residual),
-        drop=drop,
+        verdict=findings.verdict,
+        gap=findings.gap,
+        lowest=findings.lowest,
+        y_lowest=y_lowest,
+        tolerance=findings.tolerance,
+        bound=findings.bound,
+        residual=findings.residual,
+        drop=findings.drop,
         slope=slope,
         phi=phi if method is not None and isinstance(method.select, ArgMax) else None,
-        stationary_upper=float(np.nanmin(inspection.uppers[inspection.drops <= allowed], initial=np.inf)),
+        stationary_upper=stationary,
+        left_out=findings.left_out,
     )
 
 
-class _Inspection(NamedTuple):
-    gap: Array
-    lowest: Array
-    point: Array
-    """where f(x, ·) is lowest"""
-    tolerance: Array
-    residual: Array
-    drop: Array
-    uppers: Array
-    """F at the ends of the descents"""
-    drops: Array
-    """what one step more would gain there"""
+def _inside(name: str, point: PyTree, a_set: Any) -> PyTree:
+    """The point projected onto its set; in silence where it lies outside by single precision's rounding only."""
+    try:
+        projected = a_set.project(point)
+        pairs = zip(jax.tree.leaves(point), jax.tree.leaves(projected), strict=True)
+        if all(np.max(np.abs(a - b), initial=0) <= 1e-6 * max(1, np.max(np.abs(a), initial=0)) for a, b in pairs):
+            return projected
+    except (TypeError, ValueError):
+        pass  # said in words below
+    return check_inside(name, point, a_set)
 
 
-@quick_jit
-def _inspect(problem: Problem, x: PyTree, y: PyTree, data: Any, units: tuple[Array, Array]) -> _Inspection:
-    flat = flatten(problem, x, y, data)
-    x_flat, y_flat = flat.ravel(x), flat.ravel(y)
-    value = flat.lower(x_flat, y_flat)
-    minima = follower_minima(flat, x_flat, y_flat, units[0], keep=48, rounds=3)
-    elsewhere = (
-        flat.x_range.spread(units[1][:, : x_flat.size], 0.01),
-        flat.y_range.spread(units[1][:, x_flat.size :], 0.01),
-    )
-    size = typical(jax.vmap(flat.lower)(*elsewhere))
-    lowest = jnp.minimum(minima.values[0], value)
-    point = jnp.where(minima.values[0] < value, minima.points[0], y_flat)
-
-    residual, drop = _one_step(flat, x_flat, y_flat)
-    _, drops = jax.lax.map(lambda y: _one_step(flat, x_flat, y), minima.points)
-    return _Inspection(
-        gap=value - lowest,
-        lowest=lowest,
-        point=point,
-        tolerance=gap_tolerance(lowest, minima.spread, size, 1e-6, 1e-4),
-        residual=residual,
-        drop=drop,
-        uppers=jax.vmap(lambda y: flat.upper(x_flat, y))(minima.points),
-        drops=drops,
-    )
+class _Findings(NamedTuple):
+    verdict: Verdict
+    gap: float
+    lowest: float
+    point: np.ndarray
+    tolerance: float
+    bound: float | None
+    residual: float
+    drop: float
+    ends: np.ndarray
+    """where descents ended"""
+    left_out: tuple[str, ...]
 
 
-def _one_step(flat: FlatProblem, x: Array, y: Array) -> tuple[Array, Array]:
-    """The residual ‖R_α(x, y)‖ / α with α = 1/L, and what one descent step would gain."""
-    slope = jax.grad(flat.lower, 1)(x, y)
-    if y.size <= NEWTON_LIMIT:
-        largest = jnp.linalg.norm(jax.hessian(flat.lower, 1)(x, y))
+def domain_of(a_set: Any, flat: FlatProblem) -> Domain | None:
+    """The set as branch and bound knows it; None for sets of other kinds."""
+    lo, hi = np.asarray(flat.y_range.lo)[None], np.asarray(flat.y_range.hi)[None]
+    if type(a_set) in (Reals, Box, NonNegative):
+        return Domain(lo, hi)
+    if type(a_set) is Simplex:
+        return Domain(lo, hi, simplex=True)
+    return Domain(lo, hi, radius=float(a_set.radius)) if type(a_set) is Ball else None
+
+
+def _look(
+    problem: Problem,
+    flat: FlatProblem,
+    x: Array,
+    y: np.ndarray,
+    tolerance: float | None,
+    proof: bool,
+    deadline: float,
+    thorough: bool,
+) -> _Findings:
+    """Intervals first, which decide most followers of few variables; else a search, and a proof if f is convex."""
+    domain, reason = domain_of(problem.y_set, flat), "bounds, which were not asked for"
+    traced = Traced(lambda v: flat.lower(x, v), y.size, without_constant=True)
+    if proof and domain is None:
+        proof, reason = False, f"bounds, since none are known over {problem.y_set}"
+    if proof and domain is not None:
+        try:
+            samples = _samples(flat, domain, y.size)
+            found = examine(traced, domain, y, samples, tolerance, deadline, thorough)
+            if found is not None:
+                return _from_bounds(found, _offset(flat, x, y, found))
+        except NotSupportedError as error:
+            proof, reason = False, f"bounds, since the follower uses {error}"
+    return _from_search(flat, x, y, domain, traced if proof else None, tolerance, reason, deadline)
+
+
+def _samples(flat: FlatProblem, domain: Domain, size: int) -> np.ndarray:
+    unit = low_discrepancy(int(np.clip(_SAMPLED // size, 8, 512)), size, 11)
+    scales = np.asarray([1.0, 0.1, 0.01])[np.arange(len(unit)) % 3][:, None]
+    return domain.project(flat.y_range.spread_known(unit, scales))
+
+
+def _offset(flat: FlatProblem, x: Array, y: np.ndarray, found: Evidence) -> Interval:
+    """What f adds to all that depends on y, and what was therefore left out of the search."""
+    with np.errstate(all="ignore"):
+        full = Traced(lambda v: flat.lower(x, v), y.size).bounds(interval.point(y[None]), 0).value
+        return interval.sub(Interval(full.lo[0], full.hi[0]), found.value)
+
+
+def _from_bounds(found: Evidence, offset: Interval) -> _Findings:
+    """`offset`: what f adds to the function that was looked at."""
+    left_out: tuple[str, ...] = ()
+    unsettled = found.drop > found.tolerance or (found.value.middle - found.local > found.tolerance and not found.bowed)
+    if found.refuted:
+        verdict = Verdict.not_stationary if unsettled else Verdict.stationary_only
+    elif found.proven:
+        verdict = Verdict.global_follower
     else:
-        largest = jnp.max(jnp.abs(lanczos(lambda v: flat.hessian_product(x, y, v), y.size)))
-    # A follower without curvature still has a scale: its slope over the width of Y.
-    steepness = jnp.maximum(largest, jnp.linalg.norm(slope) / jnp.mean(flat.y_range.width)) + 1e-12
-    residual = steepness * jnp.linalg.norm(y - flat.project_y(y - slope / steepness))
-    return residual, residual**2 / (2 * steepness)
+        verdict = Verdict.not_excluded
+        left_out = () if found.finished else ("cells of Y for which there was no time",)
+    with np.errstate(invalid="ignore"):
+        gap = float(found.value.middle - found.lowest.middle)
+        lowest = float(found.lowest.middle + offset.middle)
+        bound = found.bound + float(offset.lo)
+        bound = np.nextafter(bound, -np.inf) if offset.lo else bound
+    return _Findings(
+        verdict, gap, lowest, found.point, float(found.tolerance), float(bound), found.residual, found.drop, found.ends,
+        left_out,
+    )  # fmt: skip
+
+
+def _from_search(
+    flat: FlatProblem,
+    x: Array,
+    y: np.ndarray,
+    domain: Domain | None,
+    traced: Traced | None,
+    tolerance: float | None,
+    reason: str,
+    deadline: float,
+) -> _Findings:
+    check_differentiable(flat, x, y)
+    convex: list[tuple[float, Any]] = []
+    left_out: list[str] = [] if traced is not None else [reason]
+
+    def settled(point: np.ndarray) -> bool:
+        if traced is None or domain is None:
+            return False
+        try:
+            proven = prove_convex(traced, domain, point)
+        except NotSupportedError as error:
+            left_out.append(f"bounds, since the follower uses {error}")
+            return False
+        if proven is None:
+            left_out.append("bounds, since the follower has many variables and is not seen to be separable or convex")
+            return False
+        convex.append(proven)
+        return True
+
+    search = WideSearch(flat, x, y, domain is not None and domain.is_box)
+    found = search.run(deadline, tolerance, settled)
+    allowed, bound, proven = found.tolerance, None, False
+    if convex and traced is not None:
+        # Both are of f without what it adds to all that depends on y.
+        at_y = traced.bounds(interval.point(y[None]), 0).value
+        proven = bool(convex[0][0] >= at_y.hi[0] - allowed)
+        bound = convex[0][0] - float(at_y.hi[0]) + found.value
+    if found.lowest < found.value - allowed:
+        unsettled = found.drop > allowed or found.value - found.local > allowed
+        verdict = Verdict.not_stationary if unsettled else Verdict.stationary_only
+    else:
+        verdict = Verdict.global_follower if proven else Verdict.not_excluded
+    return _Findings(
+        verdict, found.value - found.lowest, found.lowest, found.point, allowed, bound, found.residual, found.drop,
+        found.ends, (*left_out, *(() if convex else found.left_out)),
+    )  # fmt: skip
+
+
+def _stationary_upper(flat: FlatProblem, x: Array, findings: _Findings) -> float:
+    """The lowest F at those ends of descents from which one step more would gain nothing to speak of."""
+    search = WideSearch(flat, x, findings.point, is_box=True)
+    upper = jax.jit(flat.upper)
+    best = np.inf
+    for end in findings.ends:
+        if search.one_step(end)[1] <= findings.tolerance:
+            best = float(np.fmin(best, upper(x, end)))
+    return best
 
 
 @quick_jit
 def _phi_slope(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any) -> tuple[Array, Array]:
     (value, _), (gx, gz) = jax.value_and_grad(approximate(problem, method), (0, 1), has_aux=True)(x, z, *data)
     moved_x = problem.x_set.project(jax.tree.map(jnp.subtract, x, gx))
-    moved_z = problem.y_set.project(jax.tree.map(jnp.subtract, z, gz))
+    moved_z = inside(problem.y_set, jax.tree.map(jnp.subtract, z, gz))
     if not method.derivative.has_z_gradient(method.inner_steps):
         moved_z = z
     return optax.tree.norm(jax.tree.map(jnp.subtract, (x, z), (moved_x, moved_z))), value

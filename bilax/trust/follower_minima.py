@@ -76,13 +76,12 @@ def _distinct_first(points: Array, values: Array, width: Array) -> tuple[Array, 
     return points[order], repeated[order]
 
 
-def gap_tolerance(lowest: Array, spread: Array, size: Array, absolute: float, relative: float) -> Array:
-    """The largest gap that counts as none: `absolute` (1 + |f*|), or `relative` of f's spread if that is less.
+def gap_tolerance(lowest: Array, spread: Array, relative: float) -> Array:
+    """The largest gap that counts as none: a share of f's spread over Y at this x, and what rounding can do there.
 
-    Near an indifferent follower every gap is small, so a small gap alone says nothing there. Rounding errors of
-    f, whose typical size is `size`, are let pass.
+    Near an indifferent follower every gap is small, so a small gap alone says nothing.
     """
-    return jnp.maximum(rounding(size), jnp.minimum(absolute * (1 + jnp.abs(lowest)), relative * spread))
+    return jnp.maximum(rounding(lowest), relative * spread)
 
 
 def typical(values: Array) -> Array:
@@ -95,7 +94,7 @@ def typical(values: Array) -> Array:
 
 def rounding(size: Array) -> Array:
     """What differences of values of this size can be by rounding alone."""
-    return 64 * jnp.finfo(size.dtype).eps * size
+    return 64 * jnp.finfo(size.dtype).eps * jnp.abs(size)
 
 
 def low_discrepancy(count: int, dimension: int, seed: int) -> np.ndarray:

@@ -25,10 +25,13 @@ from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
+from bilax.problem.sets import Box, NonNegative, Reals, Set
+from bilax.problem.terms import Term
 from bilax.run.solution import Status
-from bilax.trust.certificate import Certificate, Verdict, certify
-from bilax.trust.flat_problem import FlatProblem, Range, flatten
+from bilax.trust.certificate import Certificate, Verdict, certify, domain_of
+from bilax.trust.flat_problem import FlatProblem, Range, check_differentiable, flatten, with_plain_set
 from bilax.trust.follower_minima import (
+    NEWTON_LIMIT,
     descend,
     follower_minima,
     gap_tolerance,
@@ -37,6 +40,8 @@ from bilax.trust.follower_minima import (
     scan_coordinates,
     typical,
 )
+from bilax.trust.jets import NotSupportedError
+from bilax.trust.polish import Reduced, polish
 
 ROUNDS, STEPS = 20, 40
 PAIRS, WITNESSES = 256, 8
@@ -60,11 +65,10 @@ class Pair(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Typical differences of F and f over the starts, and f's typical size."""
+    """Typical differences of F and f over the starts."""
 
     upper: Array
     lower: Array
-    lower_size: Array
 
 
 @quick_jit
@@ -103,7 +107,7 @@ def _swarm(flat: FlatProblem, unit: Array, witnesses: int) -> tuple[Pair, Scales
     lower = jax.vmap(flat.lower)(x, y)
     upper = jax.vmap(flat.upper)(x, y)
     differences = upper - jnp.roll(upper, 1), lower - jnp.roll(lower, 1)
-    scales = Scales(typical(differences[0]), typical(differences[1]), typical(lower))
+    scales = Scales(typical(differences[0]), typical(differences[1]))
     memory = jnp.zeros((count, n + m))
     ws = jnp.repeat(y[:, None], witnesses, 1)
     return Pair(x, y, ws, jnp.ones((count, witnesses)), memory, memory, pace, last_rho), scales
@@ -201,7 +205,6 @@ def _settle(
     ys: Array,
     modes: Array,
     unit: Array,
-    scales: Scales,
     passes: Array,
     descent: Array,
 ) -> Checked:
@@ -217,9 +220,9 @@ def _settle(
         def body(i, carry):
             x, y, rivals, _ = carry
             # The first pass only finds the rivals.
-            x, y = _close_gap(flat, scales, x, y, rivals, mode > 0, jnp.where(i == 0, 0, 0.1 ** (i - 1)), descent)
+            x, y = _close_gap(flat, x, y, rivals, mode > 0, jnp.where(i == 0, 0, 0.1 ** (i - 1)), descent)
             minima = follower_minima(flat, x, y, unit, keep=16)
-            checked = _take_best(flat, scales, x, y, minima)
+            checked = _take_best(flat, x, y, minima)
             return x, jnp.where(mode == 2, checked.y, y), minima.points[:RIVALS], checked
 
         nothing = jnp.zeros(())
@@ -230,10 +233,9 @@ def _settle(
 
 
 def _close_gap(
-    flat: FlatProblem, scales: Scales, x: Array, y: Array, rivals: Array, moving: Array, pace: Any, descent: Array
+    flat: FlatProblem, x: Array, y: Array, rivals: Array, moving: Array, pace: Any, descent: Array
 ) -> tuple[Array, Array]:
     """Descends F(x, y(x)) while no rival is lower, then closes what gap is left by Newton's method in x."""
-    noise = rounding(scales.lower_size)
     width, n = flat.x_range.width, x.size
 
     def f(x, y):
@@ -248,7 +250,7 @@ def _close_gap(
         gaps, slopes = jax.vmap(lambda w: jax.value_and_grad(lambda x: f(x, y) - f(x, w))(x))(rivals)
         slopes = slopes * width
         same = jnp.max(jnp.abs(rivals - y) / flat.y_range.width, axis=1) < 1e-4
-        gaps = jnp.where((gaps <= noise) | (moving & same), 0, gaps)
+        gaps = jnp.where((gaps <= rounding(f(x, y))) | (moving & same), 0, gaps)
         sizes = jnp.linalg.norm(slopes, axis=1)
 
         leader = _reduced_gradient(flat, x, y) * width
@@ -292,12 +294,12 @@ def _adam(memory: tuple[Array, Array], slope: Array, t: Array) -> tuple[Array, t
     return step, (mean, square)
 
 
-def _take_best(flat: FlatProblem, scales: Scales, x, y, minima) -> Checked:
+def _take_best(flat: FlatProblem, x, y, minima) -> Checked:
     ys = jnp.concatenate([y[None], minima.points])
     lower = jax.vmap(lambda y: flat.lower(x, y))(ys)
     upper = jax.vmap(lambda y: flat.upper(x, y))(ys)
     lowest = jnp.min(lower)
-    tolerance = gap_tolerance(lowest, minima.spread, scales.lower_size, 1e-8, 1e-6)
+    tolerance = gap_tolerance(lowest, minima.spread, 1e-8)
     good = (lower - lowest <= tolerance) & jnp.isfinite(upper)
     best = jnp.argmin(jnp.where(good, upper, jnp.inf))
     return Checked(x, ys[best], upper[best], lower[best], lowest, tolerance)
@@ -324,6 +326,9 @@ class GlobalSolution(eqx.Module):
     certificate: Certificate
     candidates: tuple[Candidate, ...]
     """all distinct pairs that passed, best first"""
+    leader_slope: float | None = None
+    """the scale-free slope of F(x, y(x)) where it ended: small where the leader is locally optimal; None where the
+    leader was not polished"""
 
     def __repr__(self) -> str:
         return (
@@ -344,8 +349,9 @@ def solve_global(
     to (`jax.enable_x64`), because near an indifferent follower single precision cannot tell a gap from none; x
     and y come back as NumPy arrays of doubles.
 
-    Of all pairs that pass, the best whose certificate also says "global follower" is returned; if none does,
-    the status is `step_limit` and the certificate says what is wrong with the best there is.
+    Of all pairs that pass, the best that is certified "global follower" is returned, else the best of which no better
+    follower is known; if there is none, the status is `step_limit` and the certificate says what is wrong with the best
+    there is. At the end F descends along the follower's solution; `leader_slope` tells how far that came.
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
@@ -355,8 +361,15 @@ def solve_global(
     with double_precision():
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
         x0, y0 = in_double((x0, y0))
+        if not isinstance(problem.y_set, Set | Term):
+            raise NotImplementedError(
+                "solve_global does not know sets and terms that depend on x: use bilax.auto(), and certify its answer."
+            )
+        problem = with_plain_set(problem, x0, data)
         x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
         check_objectives(problem, x0, y0, data)
+        flat = flatten(problem, x0, y0, data)
+        check_differentiable(flat, flat.ravel(x0), flat.ravel(y0))
         checked = _search((problem, x0, y0, data), seed)
         unravel_x, unravel_y = ravel_pytree(x0)[1], ravel_pytree(y0)[1]
         candidates = tuple(
@@ -364,11 +377,12 @@ def solve_global(
             for c in _rows(checked)
         )
         best, certificate = _best_certified(problem, candidates, data)
-    status = Status.converged if certificate.verdict is Verdict.global_follower else Status.step_limit
+        best, certificate, slope = _polished(problem, best, certificate, data)
+    status = Status.converged if certificate.verdict in _PASSING else Status.step_limit
     if not np.isfinite(best.upper):
         status = Status.non_finite
     best, candidates = jax.device_get((best, candidates))
-    return GlobalSolution(best.x, best.y, best.upper, best.lower, status, certificate, candidates)
+    return GlobalSolution(best.x, best.y, best.upper, best.lower, status, certificate, candidates, slope)
 
 
 def _search(arguments: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
@@ -390,7 +404,6 @@ def _search(arguments: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checke
         y[chosen],
         modes,
         low_discrepancy(SAMPLES, m, seed + 2),
-        scales,
         jnp.asarray(4),
         jnp.asarray(DESCENT),
     )
@@ -401,7 +414,6 @@ def _search(arguments: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checke
         first.y,
         0 * modes,
         low_discrepancy(SAMPLES, m, seed + 3),
-        scales,
         jnp.asarray(2),
         jnp.asarray(0),
     )
@@ -430,14 +442,52 @@ def _rows(checked: Checked) -> list[Checked]:
     return [Checked(*row) for row in zip(*checked, strict=True)]
 
 
+_PASSING = (Verdict.global_follower, Verdict.not_excluded)
+_SECONDS = 4.0
+"""for each certificate"""
+
+
 def _best_certified(
     problem: Problem, candidates: tuple[Candidate, ...], data: tuple[Any, ...]
 ) -> tuple[Candidate, Certificate]:
-    fallback = None
+    """The best candidate with a proof; else the best that no better follower is known of; else the best."""
+    tried = []
     for candidate in candidates[:8]:
-        certificate = certify(problem, candidate, data=data)
+        certificate = certify(problem, candidate, data=data, time_limit=_SECONDS)
         if certificate.verdict is Verdict.global_follower:
             return candidate, certificate
-        fallback = fallback or (candidate, certificate)
-    assert fallback is not None
-    return fallback
+        tried.append((candidate, certificate))
+    return next((pair for pair in tried if pair[1].verdict in _PASSING), tried[0])
+
+
+def _polished(
+    problem: Problem, best: Candidate, certificate: Certificate, data: tuple[Any, ...]
+) -> tuple[Candidate, Certificate, float | None]:
+    """The pair after a last descent of F along y(x), as far as the follower stays as certified as it was."""
+    flat = flatten(problem, best.x, best.y, data)
+    domain = domain_of(problem.y_set, flat)
+    x, y = (np.asarray(flat.ravel(v)) for v in (best.x, best.y))
+    polishable = type(problem.x_set) in (Reals, Box, NonNegative) and domain is not None and domain.radius == np.inf
+    if domain is None or not polishable or not x.size or certificate.verdict not in _PASSING or y.size > NEWTON_LIMIT:
+        return best, certificate, None
+    try:
+        reduced = Reduced(flat, domain, x.size, y.size)
+        end = polish(reduced, x, y, np.asarray(flat.x_range.lo), np.asarray(flat.x_range.hi))
+        for share in (1.0, 0.5, 0.1):
+            # Farther along another follower may become the better one.
+            point = x + share * (end.x - x)
+            point, followed = jnp.asarray(point), jnp.asarray(reduced.follow(point, end.y))
+            upper = float(flat.upper(point, followed))
+            if not upper < best.upper - 1e-12 * (1 + abs(best.upper)):
+                break
+            pair = Candidate(
+                flat.unravel_x(point), flat.unravel_y(followed), upper, float(flat.lower(point, followed)), 0.0
+            )
+            again = certify(problem, pair, data=data, time_limit=_SECONDS)
+            if again.verdict is certificate.verdict:
+                return pair._replace(gap=again.gap), again, end.slope if share == 1.0 else None
+        _, slope = reduced.value_and_slope(x, y)
+    except NotSupportedError:
+        return best, certificate, None
+    moved = np.clip(x - slope, flat.x_range.lo, flat.x_range.hi) - x
+    return best, certificate, float(np.max(np.abs(moved))) / (1 + abs(best.upper))

@@ -235,7 +235,7 @@ def ends(box: Any) -> tuple[float, float]:
 
 
 def _judge(known: Known, x: Any, y: Any, upper: Any) -> End:
-    certificate = bilax.certify(known.problem, _Pair(x, y), proof=False)
+    certificate = bilax.certify(known.problem, _Pair(x, y))
     verdict = certificate.verdict
     outcome = "missed"
     if float(upper) < known.best - TOLERANCE:
