@@ -46,7 +46,7 @@ class Faulty(eqx.Module):
         if self.fault == "dropped projection":
 
             def step(k, params, state):
-                free = run.follower(params)._replace(project=lambda y: y)
+                free = run.follower(params)._replace(y_set=bilax.Reals())
                 return run.method.dynamics.step(k, state, free)
 
             unrolling = Unrolling(step, unrolling.score, unrolling.length)

@@ -21,7 +21,7 @@ from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.problem.sets import Ball, Box, NonNegative, Reals, Set, Simplex
+from bilax.problem.sets import Ball, Box, NonNegative, Reals, Simplex
 from bilax.problem.terms import inside
 from bilax.trust import interval
 from bilax.trust.branch_and_bound import Domain

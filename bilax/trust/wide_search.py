@@ -156,8 +156,8 @@ class WideSearch:
                     v0=start,
                     ncv=min(20, point.size),
                     maxiter=3,
-                    tol=0.01,
-                    return_eigenvectors=False,  # pyright: ignore
+                    tol=0.01,  # pyright: ignore
+                    return_eigenvectors=False,
                 )
             return float(np.abs(found).max(initial=0.0))
         except scipy.sparse.linalg.ArpackNoConvergence as error:
