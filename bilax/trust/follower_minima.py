@@ -49,7 +49,9 @@ def follower_minima(
     points = jax.vmap(flat.project_y)(flat.y_range.spread(unit, scales))
     values = jax.vmap(f)(points)
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
-    spread = jnp.max(jnp.where(jnp.isfinite(values), values, -jnp.inf)) - jnp.min(values)
+    # The lowest tenth: where Y has no bounds f may grow without bound over the sample, too.
+    spread = jnp.sort(values)[values.size // 10] - jnp.min(values)
+    spread = jnp.where(jnp.isfinite(spread), spread, 0)
     points = jnp.concatenate([y[None], points[_promising(points, values, keep - 1)]])
 
     def improve(r, points):
