@@ -54,8 +54,9 @@ def solve(
 ) -> Solution:
     """Solves the bilevel problem from (x0, y0) by a method: for a recipe such as `iaptt_gm`, Algorithm 1 on φ(x, z).
 
-    - `method`: a recipe, `bilax.penalty(...)`, `bilax.bvfim(...)`, or anything with `init`, `step` and `point` (see
-      `bilax.Algorithm`).
+    - `method`: `bilax.auto()`, which needs no other setting; a recipe, `bilax.penalty(...)`, `bilax.bvfim(...)`, or
+      anything with `init`, `step` and `point` (see `bilax.Algorithm`).
+    - `steps`: outer steps at the most; 500 by default, for `auto` 5,000 evaluations.
     - `optimizer`, `z_optimizer`: any optax transformation for x and for z (the same one if not given; SGD with rate
       0.1 by default); x is projected onto X and z onto Y after each update.
     - `data`: a tuple that the objectives get after (x, y); a traced function (step, key) -> such a tuple; or an
@@ -71,8 +72,8 @@ def solve(
     - `progress`, `callbacks`, `saving`, `resume`, `time_limit`, `throw`: see `bilax.RunOptions`.
 
     Without progress, callbacks, saving, an iterable and a time limit the whole run is one compiled call; with
-    them it is a few, each about half a second long. Whatever happens, the solution is the last point that was
-    evaluated and found finite. A second call with the same functions and equal settings, optimisers and shapes compiles
+    them it is a few, each about half a second long. Where a run fails, the solution is the best solved point that
+    it met. A second call with the same functions and equal settings, optimisers and shapes compiles
     nothing.
 
     Of modules such as `eqx.nn.MLP` in x0 or y0 the floating arrays are varied, the rest stays as it is. Ctrl-C raises
