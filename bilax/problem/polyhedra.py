@@ -183,7 +183,7 @@ def _check_normal(name: str, a: PyTree) -> None:
 
 
 def _check_rows(name: str, matrix_name: str, matrix: Any, right_name: str, right: Any) -> None:
-    rows, right_shape = jnp.shape(matrix), jnp.shape(right)
+    rows, right_shape = np.shape(matrix), np.shape(right)
     if len(rows) != 2 or right_shape not in ((), rows[:1]):
         raise ValueError(
             f"{name}({matrix_name}, {right_name}): {matrix_name} must be a matrix and {right_name} a vector with a "

@@ -123,11 +123,11 @@ class Ball(eqx.Module):
     def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
         """centre − radius and centre + radius."""
         centre = broadcast("Ball(centre=...)", self.centre, v)
-        lo, hi = (
-            jax.tree.map(lambda one, leaf, sign=sign: _fill(one + sign * self.radius, leaf), centre, v)
-            for sign in (-1, 1)
-        )
-        return lo, hi
+
+        def side(radius):
+            return jax.tree.map(lambda one, leaf: _fill(one + radius, leaf), centre, v)
+
+        return side(-self.radius), side(self.radius)
 
 
 class L1Ball(eqx.Module):
@@ -141,9 +141,12 @@ class L1Ball(eqx.Module):
 
     def project(self, v: PyTree) -> PyTree:
         """Shrinks every coordinate by the same amount, to zero at the most, where `v` lies outside."""
-        return on_vector(
-            lambda flat: optax.projections.projection_l1_ball(flat, jnp.asarray(self.radius, flat.dtype)), v
-        )
+
+        def one(flat, radius):
+            sphere = jnp.sign(flat) * _onto_simplex(jnp.abs(flat), radius)
+            return jnp.where(jnp.sum(jnp.abs(flat)) <= radius, flat, sphere)
+
+        return on_vector(one, v, self.radius)
 
     def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
         """−radius and radius."""
@@ -161,9 +164,7 @@ class Simplex(eqx.Module):
 
     def project(self, v: PyTree) -> PyTree:
         """The Euclidean projection, by sorting."""
-        return on_vector(
-            lambda flat: optax.projections.projection_simplex(flat, jnp.asarray(self.total, flat.dtype)), v
-        )
+        return on_vector(_onto_simplex, v, self.total)
 
     def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
         """0 and total."""
@@ -267,6 +268,18 @@ class Each(eqx.Module):
             return jax.vmap(bounds)(self.each, v)
         lo, hi = bounds(self.each, jax.tree.map(lambda leaf: leaf[0], v))
         return jax.tree.map(_fill, lo, v), jax.tree.map(_fill, hi, v)
+
+
+def _onto_simplex(v: Array, total: Array) -> Array:
+    """Held, Wolfe and Crowder (1974). optax's has no derivative in single precision where double is switched on."""
+    v = v - jax.lax.stop_gradient(jnp.max(v))  # which changes nothing but the rounding of large numbers
+    ordered, ranks = jax.lax.stop_gradient(-jnp.sort(-v)), jnp.arange(1, v.size + 1, dtype=v.dtype)
+    excess = ordered - jnp.cumsum(ordered) / ranks + total / ranks
+    count = jnp.sum(excess > 0)
+    support = v >= ordered[count - 1]
+    share = (total - jnp.sum(jnp.where(support, v, 0))) / jnp.sum(support, dtype=v.dtype)
+    projected = jnp.where(support, v + share, 0)
+    return jnp.where(projected > 0, projected, 0)
 
 
 def is_flat(a_set: Any) -> bool:
