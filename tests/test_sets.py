@@ -274,6 +274,23 @@ def test_redundant_and_many_active_rows():
     np.testing.assert_allclose(single, bilax.Polyhedron(ROWS, 0.0).project(POINTS[0]), atol=1e-5)
 
 
+def test_many_polyhedra():
+    """p is feasible, and v − p is a sum of active rows with weights that are not negative (SciPy's least squares)."""
+    rng = np.random.default_rng(8)
+    project = jax.jit(lambda G, h, v: bilax.Polyhedron(G, h).project(v))
+    left_something = 0
+    for _ in range(150):
+        G, v = rng.normal(size=(9, 4)), 3 * rng.normal(size=4)
+        h = G @ rng.normal(size=4) + rng.uniform(0, 0.5, 9)
+        p = np.asarray(project(G, h, v))
+        assert np.all(G @ p <= h + 1e-10)
+        active = np.abs(G @ p - h) < 1e-9
+        assert scipy.optimize.nnls(G[active].T, v - p)[1] < 1e-9 * (1 + np.linalg.norm(v - p))
+        first = np.argmax((G @ v - h) / np.linalg.norm(G, axis=1))
+        left_something += not active[first]
+    assert left_something > 5, "the row that is broken most must not always hold p"
+
+
 def test_what_a_set_is_made_of_is_checked():
     """By name and with a remedy; inside jit too where it is known, and not where it is traced."""
     wrong = {
