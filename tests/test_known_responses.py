@@ -33,7 +33,12 @@ def differences(function, x, h=1e-5):
     return (8 * (function(x + h) - function(x - h)) - (function(x + 2 * h) - function(x - 2 * h))) / (12 * h)
 
 
-REGRESSION = make_regression(n_samples=10, n_features=3, random_state=0)
+def regression(rows, columns, **options) -> tuple[np.ndarray, np.ndarray]:
+    X, t = make_regression(rows, columns, random_state=0, **options)[:2]
+    return np.asarray(X), np.asarray(t)
+
+
+REGRESSION = regression(10, 3)
 
 
 def squares(w, X=REGRESSION[0], t=REGRESSION[1]):
@@ -91,7 +96,7 @@ def test_lasso_and_elastic_net():
 
 def test_lasso_with_a_weight_for_each_of_thirty_features():
     """dw_S/dλ_S = −(X_Sᵀ X_S / n)⁻¹ diag(sign w_S) on the support S; nothing elsewhere."""
-    X, t = make_regression(40, 30, n_informative=6, noise=5.0, random_state=0)
+    X, t = regression(40, 30, n_informative=6, noise=5.0)
     weights = jnp.asarray(np.linspace(3.0, 9.0, 30))
     w, jacobian = respond(lambda p, w: squares(w, X, t), weights, np.zeros(30), lambda p: bilax.L1(p))
     support = np.flatnonzero(w)
@@ -150,7 +155,7 @@ def test_multiclass_support_vector_machine():
 
 
 def test_least_squares_in_a_box_and_a_ball_whose_size_is_led():
-    X, t = make_regression(50, 5, n_informative=3, random_state=0)
+    X, t = regression(50, 5, n_informative=3)
     w, jacobian = respond(lambda s, w: squares(w, X, t), 10.0, np.zeros(5), lambda s: bilax.Box(-s, s))
     expected = scipy.optimize.lsq_linear(X, t, (-10, 10), tol=1e-14).x
     np.testing.assert_allclose(w, expected, atol=1e-6)

@@ -27,9 +27,9 @@ CASES = (
 )
 
 
-def run(case: FollowerCase, dynamics, tolerance=1e-9, steps=2000, dtype=np.float64, start=None):
+def run(case: FollowerCase, dynamics, tolerance=1e-9, steps=2000, dtype: type = np.float64):
     method = bilax.Method(steps, dynamics, follower_tolerance=tolerance)
-    start = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), case.start if start is None else start)
+    start = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), case.start)
     return bilax.approximate(case.problem, method)(X.astype(dtype), start)[1]
 
 
@@ -61,7 +61,7 @@ def gap(name: str, y) -> float:
     if isinstance(y_set, bilax.Ball):
         centre, radius = float(y_set.centre), float(y_set.radius)
         assert np.linalg.norm(flat - centre) <= radius + 1e-12
-        return slope @ (flat - centre) + radius * np.linalg.norm(slope)
+        return float(slope @ (flat - centre) + radius * np.linalg.norm(slope))
     if isinstance(y_set, bilax.L1Ball):
         assert np.abs(flat).sum() <= float(y_set.radius) + 1e-12
         return slope @ flat + float(y_set.radius) * np.abs(slope).max()
@@ -99,7 +99,8 @@ def gap_by_scipy(case, y_set, flat, slope) -> float:
         case _:
             simplex = slope[3:] @ flat[3:] - np.exp(0.2) * slope[3:].min()
             return abs(slope[0]) + slope[1:3] @ flat[1:3] + 0.2 * np.linalg.norm(slope[1:3]) + simplex
-    lowest = scipy.optimize.linprog(slope, **rows, bounds=[(v - 1, v + 1) for v in flat])
+    around = [(v - 1, v + 1) for v in flat]
+    lowest = scipy.optimize.linprog(slope, bounds=around, **rows)  # pyright: ignore[reportArgumentType]
     assert lowest.success
     return slope @ flat - lowest.fun
 
@@ -208,7 +209,7 @@ def test_derivatives_of_the_steps_taken(name, select):
     case = FOLLOWERS["box" if name == "descent" else "logistic"]
     z = jnp.asarray(case.start)
     choice = bilax.Last() if select == "last" else bilax.pessimistic()
-    expected = None
+    direction, expected = (jnp.asarray([0.6, -0.8]), jnp.cos(jnp.arange(6.0))), None
     rules = RULES if name not in ("lbfgs", "descent, searched") else {"forward": bilax.Forward()}
     for rule in rules.values():
         method = bilax.Method(60, dynamics, choice, rule, follower_tolerance=tolerance)
@@ -216,7 +217,6 @@ def test_derivatives_of_the_steps_taken(name, select):
         (_, info), gradient = jax.jit(jax.value_and_grad(phi, (0, 1), has_aux=True))(X, z)
         assert 1 <= int(info.k_bar) <= int(info.steps) < 60
         if expected is None:
-            direction = (jnp.asarray([0.6, -0.8]), jnp.cos(jnp.arange(6.0)))
             expected = central_difference(lambda point, phi=phi: phi(*point)[0], (X, z), direction)
         actual = sum(jnp.vdot(a, b) for a, b in zip(gradient, direction, strict=True))
         np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)

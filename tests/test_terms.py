@@ -81,8 +81,8 @@ def test_moreaus_identity():
         def objective(t, v=np.asarray(v)):
             return 0.8 * t + np.sum((np.clip(v, -t, t) - v) ** 2) / 2
 
-        cap = scipy.optimize.minimize_scalar(objective, bounds=(0, 20), method="bounded", options={"xatol": 1e-10}).x
-        np.testing.assert_allclose(p, np.clip(v, -cap, cap), atol=1e-6)
+        cap = scipy.optimize.minimize_scalar(objective, bounds=(0, 20), method="bounded", options={"xatol": 1e-10})
+        np.testing.assert_allclose(p, np.clip(v, -cap.x, cap.x), atol=1e-6)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_trees_are_taken_leaf_by_leaf_and_keep_their_precision():
