@@ -210,7 +210,8 @@ def test_derivatives_of_the_steps_taken(name, select):
     z = jnp.asarray(case.start)
     choice = bilax.Last() if select == "last" else bilax.pessimistic()
     direction, expected = (jnp.asarray([0.6, -0.8]), jnp.cos(jnp.arange(6.0))), None
-    rules = RULES if name not in ("lbfgs", "descent, searched") else {"forward": bilax.Forward()}
+    # The search along a line of L-BFGS is a loop that JAX cannot reverse.
+    rules = RULES if name != "lbfgs" else {"forward": bilax.Forward()}
     for rule in rules.values():
         method = bilax.Method(60, dynamics, choice, rule, follower_tolerance=tolerance)
         phi = bilax.approximate(case.problem, method)
