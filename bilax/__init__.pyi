@@ -38,8 +38,9 @@ from .methods.recipes import (
     t_rhg,
 )
 from .methods.value_function import ValueFunction, bvfim, penalty
+from .problem.polyhedra import Affine, Halfspace, Hyperplane, Polyhedron
 from .problem.problem import Follower, Problem
-from .problem.sets import Ball, Box, NonNegative, Reals, Set, Simplex
+from .problem.sets import Ball, Box, Each, L1Ball, NonNegative, Product, Reals, SecondOrderCone, Set, Simplex
 from .problem.terms import L1, ElasticNet, GroupL1, Lq, Term
 from .run.callbacks import EarlyStopping, JsonLines, Snapshot, TensorBoard
 from .run.checkpoint import ConfigurationError, Saving
@@ -57,6 +58,7 @@ __all__ = [
     "L1",
     "LBFGS",
     "RECIPES",
+    "Affine",
     "Aggregated",
     "Algorithm",
     "ArgMax",
@@ -72,6 +74,7 @@ __all__ = [
     "Diagnosis",
     "Displacement",
     "Dynamics",
+    "Each",
     "EarlyStopping",
     "ElasticNet",
     "Evaluation",
@@ -86,11 +89,14 @@ __all__ = [
     "GradientCheck",
     "GradientDescent",
     "GroupL1",
+    "Halfspace",
     "History",
+    "Hyperplane",
     "Implicit",
     "Info",
     "Interrupted",
     "JsonLines",
+    "L1Ball",
     "Last",
     "Lq",
     "Method",
@@ -99,11 +105,14 @@ __all__ = [
     "Newton",
     "NonNegative",
     "Phi",
+    "Polyhedron",
     "Problem",
+    "Product",
     "Reals",
     "Reverse",
     "RunOptions",
     "Saving",
+    "SecondOrderCone",
     "Set",
     "SeveralStarts",
     "Simplex",

@@ -1,15 +1,20 @@
 """Projections: what they are, and what their derivative is, on the boundary too."""
 
+import itertools
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bilax
 from bilax.problem import checks, sets
 from bilax.trust.flat_problem import flatten
+from tests.problems import central_difference, directions
 
 SETS = {
     "reals": bilax.Reals(),
@@ -17,6 +22,11 @@ SETS = {
     "non-negative": bilax.NonNegative(),
     "ball": bilax.Ball(1.5),
     "simplex": bilax.Simplex(),
+}
+MORE = {
+    "ball with a centre": bilax.Ball(1.5, 0.4),
+    "l1 ball": bilax.L1Ball(1.5),
+    "scaled simplex": bilax.Simplex(0.8),
 }
 numbers = st.floats(-3, 3, allow_subnormal=False)
 trees = st.recursive(
@@ -75,6 +85,256 @@ def test_derivative_on_the_boundary():
     np.testing.assert_allclose(vertex, [[0.5, -0.5, 0], [-0.5, 0.5, 0], [0, 0, 0]], atol=1e-12)
 
 
+def test_derivative_on_the_boundary_of_the_other_sets():
+    """Inside, and up to and including the boundary, it is the identity, and the set's size does not matter."""
+    on_it = np.asarray([0.75, -0.25, 0.5, 0.0])
+    for make, size in ((bilax.L1Ball, np.abs(on_it).sum()), (bilax.Ball, np.sqrt(np.sum(on_it**2)))):
+        slopes = jax.jit(jax.jacobian(lambda v, r, make=make: make(r).project(v), (0, 1)))
+        for r in (size, 2 * size):
+            by_v, by_r = slopes(on_it, r)
+            np.testing.assert_array_equal(by_v, np.eye(4))
+            np.testing.assert_array_equal(by_r, np.zeros(4))
+    half = jax.jit(jax.jacobian(lambda v: bilax.Halfspace(1.0, 1.0).project(v)))(on_it)
+    np.testing.assert_array_equal(half, np.eye(4))
+    cone = jax.jit(jax.jacobian(bilax.SecondOrderCone().project))
+    np.testing.assert_array_equal(cone(np.asarray([5.0, 3.0, 4.0])), np.eye(3))
+    for tip in ([-5.0, 3.0, 4.0], [-1.0, 0.0, 0.0], [-6.0, 3.0, 4.0]):
+        np.testing.assert_array_equal(cone(np.asarray(tip)), np.zeros((3, 3)))
+    assert np.isfinite(cone(np.zeros(3))).all()
+    corner = jax.jit(jax.jacobian(lambda v: bilax.Polyhedron(np.eye(2), 1.0).project(v)))
+    for point, expected in (([1.0, 1.0], [1, 1]), ([1.0, 1.5], [1, 0]), ([2.0, 1.5], [0, 0]), ([0.3, 0.2], [1, 1])):
+        np.testing.assert_allclose(corner(np.asarray(point)), np.diag(expected), atol=1e-14)
+
+
+RNG = np.random.default_rng(5)
+ROWS, EQUATIONS, INNER = RNG.normal(size=(6, 5)), RNG.normal(size=(2, 5)), 0.3 * RNG.normal(size=5)
+SIGNS = np.array(np.meshgrid(*[[-1, 1]] * 5)).reshape(5, -1).T
+
+
+class Made(NamedTuple):
+    """A set made of parameters, and what holds inside it: every number of `inside` ≥ 0 and every one of `equal` = 0."""
+
+    make: Any
+    parameters: dict[str, Any]
+    inside: Any = None
+    equal: Any = None
+
+
+def parts(p):
+    return {"a": p[:2], "b": (p[2], p[3:, None])}
+
+
+MADE = {
+    "box": Made(
+        lambda p: bilax.Box(parts(p["lo"]), parts(p["lo"] + 1)),
+        {"lo": INNER},
+        lambda p, v: np.r_[v - INNER, INNER + 1 - v],
+    ),
+    "ball": Made(
+        lambda p: bilax.Ball(p["r"], parts(p["c"])),
+        {"r": 0.7, "c": INNER},
+        lambda p, v: 0.49 - np.sum((v - INNER) ** 2),
+    ),
+    "l1 ball": Made(lambda p: bilax.L1Ball(p["r"]), {"r": 1.3}, lambda p, v: 1.3 - SIGNS @ v),
+    "simplex": Made(lambda p: bilax.Simplex(p["s"]), {"s": 1.3}, lambda p, v: v, lambda p, v: v.sum() - 1.3),
+    "half-space": Made(
+        lambda p: bilax.Halfspace(parts(p["a"]), p["b"]), {"a": ROWS[0], "b": 0.1}, lambda p, v: 0.1 - ROWS[0] @ v
+    ),
+    "hyperplane": Made(
+        lambda p: bilax.Hyperplane(parts(p["a"]), p["b"]),
+        {"a": ROWS[0], "b": 0.1},
+        None,
+        lambda p, v: 0.1 - ROWS[0] @ v,
+    ),
+    "affine": Made(
+        lambda p: bilax.Affine(p["A"], p["b"]),
+        {"A": EQUATIONS, "b": np.asarray([0.3, -1.0])},
+        None,
+        lambda p, v: EQUATIONS @ v - p["b"],
+    ),
+    "polyhedron": Made(
+        lambda p: bilax.Polyhedron(p["G"], p["h"]),
+        {"G": ROWS, "h": ROWS @ INNER + 0.2},
+        lambda p, v: p["h"] - ROWS @ v,
+    ),
+    "polyhedron with equations": Made(
+        lambda p: bilax.Polyhedron(p["G"], p["h"], p["A"], p["b"]),
+        {"G": ROWS, "h": ROWS @ INNER + 0.2, "A": EQUATIONS, "b": EQUATIONS @ INNER},
+        lambda p, v: p["h"] - ROWS @ v,
+        lambda p, v: EQUATIONS @ v - p["b"],
+    ),
+    "second-order cone": Made(
+        lambda p: bilax.SecondOrderCone(), {}, lambda p, v: np.r_[v[0], v[0] ** 2 - v[1:] @ v[1:]]
+    ),
+    "product": Made(
+        lambda p: bilax.Product({"a": bilax.Simplex(p["s"]), "b": (bilax.Box(0.0, p["s"]), bilax.Ball(p["s"]))}),
+        {"s": 0.6},
+        lambda p, v: np.r_[v[:3], 0.6 - v[2], 0.36 - v[3:] @ v[3:]],
+        lambda p, v: v[:2].sum() - 0.6,
+    ),
+}
+FLAT = set(MADE) - {"ball", "second-order cone", "product"}
+POINTS = np.concatenate([1.5 * RNG.normal(size=(6, 5)), 0.05 * RNG.normal(size=(1, 5))])
+
+
+def nearest_by_scipy(made: Made, v: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """By sequential quadratic programming, with differences for the constraints' slopes; the cone's by its height."""
+    if not made.parameters:
+        norm = np.linalg.norm(v[1:])
+
+        def at(t):
+            return np.r_[t, v[1:] * min(1, t / norm)]
+
+        distance = scipy.optimize.minimize_scalar(
+            lambda t: np.sum((at(t) - v) ** 2), bounds=(0, 9), method="bounded", options={"xatol": 1e-9}
+        )
+        return at(distance.x)
+    kinds = {"ineq": made.inside, "eq": made.equal}
+    constraints = [
+        {"type": kind, "fun": lambda z, test=test: np.atleast_1d(test(made.parameters, z))}
+        for kind, test in kinds.items()
+        if test is not None
+    ]
+    found = scipy.optimize.minimize(
+        lambda z: 0.5 * np.sum((z - v) ** 2),
+        start,
+        jac=lambda z: z - v,
+        method="SLSQP",
+        constraints=constraints,
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return found.x
+
+
+@pytest.mark.parametrize("name", list(MADE))
+def test_projection_and_its_derivatives_against_scipy_and_differences(name):
+    """Values by SLSQP, derivatives in v and in what the set is made of by differences; a tree, under jit and vmap."""
+    made = MADE[name]
+    parameters = jax.tree.map(jnp.asarray, made.parameters)
+
+    def project(parameters, v):
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(made.make(parameters).project(parts(v)))])
+
+    one = jax.jit(project)
+    all_at_once = jax.jit(jax.vmap(lambda v: (project(parameters, v), jax.jacfwd(project, (0, 1))(parameters, v))))
+    values, (by_parameters, by_v) = all_at_once(POINTS)
+    backward = jax.jit(jax.vmap(lambda v: jax.jacrev(project, (0, 1))(parameters, v)))(POINTS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), (by_parameters, by_v), backward)
+    outside = 0
+    for i, v in enumerate(jnp.asarray(POINTS)):
+        np.testing.assert_allclose(one(parameters, v), values[i], atol=1e-14)
+        np.testing.assert_allclose(values[i], nearest_by_scipy(made, np.asarray(v), values[i] + 0.01), atol=2e-7)
+        point = (parameters, v)
+        direction = directions(point, i)
+        expected = central_difference(lambda point: one(*point), point, direction, 1e-4)
+        pairs = zip(jax.tree.leaves((by_parameters, by_v)), jax.tree.leaves(direction), strict=True)
+        actual = sum(np.reshape(slope[i], (5, -1)) @ np.ravel(along) for slope, along in pairs)
+        np.testing.assert_allclose(actual, expected, atol=1e-9)
+        if name in FLAT:
+            np.testing.assert_allclose(by_v[i] @ by_v[i], by_v[i], atol=1e-12)
+        outside += float(jnp.max(jnp.abs(values[i] - v))) > 1e-3
+    assert outside >= 3
+    assert sets.is_flat(made.make(parameters)) == (name in FLAT)
+
+
+def test_simplex_and_l1_ball_far_away_and_with_infinities():
+    for scale in (1.0, 1e9):
+        v = jnp.asarray(scale * np.random.default_rng(1).normal(size=50), jnp.float32)
+        for total in (1.0, 0.8):
+            p = bilax.Simplex(total).project(v)
+            assert p.dtype == jnp.float32
+            assert abs(float(p.sum()) - total) < 1e-5
+            support = np.asarray(p > 0, float)
+            slope = jax.jacobian(lambda v, total=total: bilax.Simplex(total).project(v))(v)
+            np.testing.assert_allclose(slope, np.diag(support) - np.outer(support, support) / support.sum(), atol=1e-6)
+    np.testing.assert_array_equal(bilax.Simplex().project(jnp.asarray([0.0, 0.0, -np.inf])), [0.5, 0.5, 0.0])
+
+
+def test_redundant_and_many_active_rows():
+    """Doubly stochastic matrices: dependent equations, and more active inequalities than there are dimensions left."""
+    n = 4
+    sums = np.concatenate([np.kron(np.eye(n), np.ones(n)), np.kron(np.ones(n), np.eye(n))])
+    birkhoff = bilax.Polyhedron(-np.eye(n * n), np.zeros(n * n), sums, np.ones(2 * n))
+    project = jax.jit(lambda v: birkhoff.project(v))
+    rng = np.random.default_rng(2)
+    for scale in (0.3, 3.0, 30.0):
+        v = scale * rng.normal(size=(n, n))
+        p = np.asarray(project(v))
+        np.testing.assert_allclose(np.r_[p.sum(0), p.sum(1)], 1, atol=1e-12)
+        assert p.min() > -1e-12
+        # Against all vertices, the permutations: the angle is obtuse at every one of them.
+        for order in itertools.permutations(range(n)):
+            assert np.sum((v - p) * (np.eye(n)[list(order)] - p)) < 1e-10 * scale
+    np.testing.assert_allclose(project(np.full((n, n), 1 / n)), 1 / n, atol=1e-15)
+    np.testing.assert_allclose(ravel(birkhoff.bounds(v)), np.r_[np.zeros(n * n), np.ones(n * n)], atol=1e-9)
+    doubled = bilax.Affine(np.r_[EQUATIONS, EQUATIONS], np.r_[[0.3, -1.0], [0.3, -1.0]])
+    np.testing.assert_allclose(doubled.project(POINTS[0]), bilax.Affine(EQUATIONS, [0.3, -1.0]).project(POINTS[0]))
+    single = bilax.Polyhedron(ROWS.astype(np.float32), 0.0).project(jnp.asarray(POINTS[0], jnp.float32))
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(single, bilax.Polyhedron(ROWS, 0.0).project(POINTS[0]), atol=1e-5)
+
+
+def test_many_polyhedra():
+    """p is feasible, and v − p is a sum of active rows with weights that are not negative (SciPy's least squares)."""
+    rng = np.random.default_rng(8)
+    project = jax.jit(lambda G, h, v: bilax.Polyhedron(G, h).project(v))
+    left_something = 0
+    for _ in range(150):
+        G, v = rng.normal(size=(9, 4)), 3 * rng.normal(size=4)
+        h = G @ rng.normal(size=4) + rng.uniform(0, 0.5, 9)
+        p = np.asarray(project(G, h, v))
+        assert np.all(G @ p <= h + 1e-10)
+        active = np.abs(G @ p - h) < 1e-9
+        assert scipy.optimize.nnls(G[active].T, v - p)[1] < 1e-9 * (1 + np.linalg.norm(v - p))
+        first = np.argmax((G @ v - h) / np.linalg.norm(G, axis=1))
+        left_something += not active[first]
+    assert left_something > 5, "the row that is broken most must not always hold p"
+
+
+def test_what_a_set_is_made_of_is_checked():
+    """By name and with a remedy; inside jit too where it is known, and not where it is traced."""
+    wrong = {
+        r"Ball\(radius\): radius must be positive": lambda: bilax.Ball(0.0),
+        r"L1Ball\(radius\): radius must be positive": lambda: bilax.L1Ball(-1.0),
+        r"Simplex\(total\): total must be positive": lambda: bilax.Simplex(np.nan),
+        r"Halfspace\(a, b\): a must be finite and not zero": lambda: bilax.Halfspace(0.0, 1.0),
+        r"Hyperplane\(a, b\): a must be finite and not zero": lambda: bilax.Hyperplane({"a": np.zeros(2)}, 1.0),
+        r"Affine\(A, b\): A must be a matrix": lambda: bilax.Affine(np.ones(3), 1.0),
+        r"Affine\(A, b\): no point": lambda: bilax.Affine(np.ones((2, 3)), [1.0, 2.0]),
+        r"A and b belong together": lambda: bilax.Polyhedron(np.eye(2), 1.0, A=np.eye(2)),
+        r"no point fulfils all rows": lambda: bilax.Polyhedron(np.asarray([[1.0], [-1.0]]), [-1.0, -1.0]),
+    }
+    for message, make in wrong.items():
+        for call in (make, lambda make=make: jax.jit(lambda v: make().project(v))(0.5)):
+            with pytest.raises(ValueError, match=message):
+                call()
+    with pytest.raises(ValueError, match="2 columns, but the point has 3"):
+        bilax.Affine(np.ones((1, 2)), 1.0).project(np.ones(3))
+    with pytest.raises(ValueError, match="one set for each part"):
+        bilax.Product({"a": bilax.Reals()}).project({"b": 1.0})
+    with pytest.raises(ValueError, match=r"Ball\(centre=...\).*Give a number"):
+        bilax.Ball(1.0, {"a": 1.0}).project({"b": 1.0})
+    with pytest.raises(TypeError, match="tree of weights"):
+        bilax.Product((bilax.Reals(), bilax.L1(1.0)))
+    with pytest.raises(TypeError, match="expected a set"):
+        bilax.Each(bilax.L1(1.0))
+
+
+def test_a_product_goes_on_in_any_tree_and_each_row_has_its_own():
+    product = bilax.Product((bilax.NonNegative(), bilax.Each(bilax.Simplex())))
+    v = ({"u": jnp.asarray(-1.0), "w": jnp.ones(2)}, jnp.asarray([[2.0, 0.0], [0.5, 0.5], [-1.0, 3.0]]))
+    projected = product.project(v)
+    np.testing.assert_array_equal(ravel(projected), [0, 1, 1, 1, 0, 0.5, 0.5, 0, 1])
+    assert product.flat
+    lo, hi = product.bounds(v)
+    np.testing.assert_array_equal(ravel(lo), np.zeros(9))
+    np.testing.assert_array_equal(ravel(hi), [np.inf] * 3 + [1] * 6)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves((lo, hi)))
+    own = bilax.Each(bilax.Simplex(jnp.asarray([1.0, 2.0, 3.0])), own=True)
+    np.testing.assert_allclose(own.project(v[1]).sum(1), [1, 2, 3])
+    np.testing.assert_array_equal(own.bounds(v[1])[1], [[1, 1], [2, 2], [3, 3]])
+
+
 def test_the_boundary_rule_reaches_phi():
     """A follower that rests exactly on its bound, with no force, still answers the leader from inside."""
     problem = bilax.Problem(lambda x, y: y, lambda x, y: 0.5 * (y - x) ** 2, y_set=bilax.Box(0.0, 1.0))
@@ -115,20 +375,29 @@ def test_a_box_may_be_made_inside_jit():
         ("non-negative", 0.0, np.inf),
         ("ball", -1.5, 1.5),
         ("simplex", 0.0, 1.0),
+        ("ball with a centre", -1.1, 1.9),
+        ("l1 ball", -1.5, 1.5),
+        ("scaled simplex", 0.0, 0.8),
     ],
 )
 def test_a_set_tells_its_bounds(name, lo, hi):
     point = {"a": jnp.zeros((2, 3), jnp.float32), "b": jnp.asarray(0.0)}
 
     def check(point):
-        for expected, bound in zip((lo, hi), SETS[name].bounds(point), strict=True):
+        for expected, bound in zip((lo, hi), {**SETS, **MORE}[name].bounds(point), strict=True):
             checks.check_same("bound", bound, "point", point)
             # NumPy, not JAX: so that the value is known while a search is compiled.
-            assert all(isinstance(leaf, np.ndarray) and (leaf == expected).all() for leaf in jax.tree.leaves(bound))
+            assert all(isinstance(leaf, np.ndarray) and np.allclose(leaf, expected) for leaf in jax.tree.leaves(bound))
         return point
 
     check(point)
     jax.jit(check)(point)
+
+
+def test_bounds_of_a_cone():
+    lo, hi = bilax.SecondOrderCone().bounds({"a": jnp.zeros((2, 2)), "b": jnp.asarray(0.0)})
+    np.testing.assert_array_equal(ravel(lo), [0] + [-np.inf] * 4)
+    np.testing.assert_array_equal(ravel(hi), [np.inf] * 5)
 
 
 def test_bounds_of_a_box_are_spread_over_the_point():

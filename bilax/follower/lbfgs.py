@@ -101,7 +101,8 @@ class LBFGS(eqx.Module):
         length, best, _ = wolfe_search(try_step, start, 1.0, 20, rounding / 4)
         point, value_after, slope_after = best.found
         change = along_face(point, slope_after) - slope_here
-        gain = -promise / 2
+        # What the step to the face gained counts as well: the face that was left may have had nothing more to give.
+        gain = -promise / 2 + jnp.maximum(value + term(y) - here, 0)
         gained = state.gained + jnp.maximum(value + term(y) - best.value, 0)
         small = (gain <= rounding / 4) | (length == 0) & (gain <= 1e4 * rounding)
         unsolved = jnp.where(small, 0.0, jnp.sqrt(gain / (gain + gained)))

@@ -57,7 +57,8 @@ class Newton(eqx.Module):
         damped = hessian + state.damping * size * jnp.eye(y.size, dtype=y.dtype)
         direction, fallback, finish = _direction(follower, unravel, y, slope, damped, size)
         here = total(y)
-        rounding = 8 * jnp.finfo(y.dtype).eps * jnp.abs(here)
+        # Of f, and of where a projection puts y, which costs the slope times as much where constraints are active.
+        rounding = 8 * jnp.finfo(y.dtype).eps * (jnp.abs(here) + jnp.abs(slope) @ jnp.abs(y))
 
         def step_to(length):
             return finish(y + length * direction)

@@ -24,6 +24,7 @@ from bilax.gradient.rule import Cotangents, FollowerRun
 from bilax.problem.problem import Follower
 from bilax.problem.sets import Reals
 from bilax.problem.terms import tangent
+from bilax.problem.trees import all_finite, choose
 
 if TYPE_CHECKING:
     from bilax.gradient.method import Method
@@ -112,6 +113,8 @@ class Implicit(eqx.Module):
         scale = jnp.where(norm > 0, norm, 1)
         unit = jax.tree.map(lambda a: a / scale, right)
         w, _ = jax.scipy.sparse.linalg.cg(operator, unit, tol=0.0, atol=self._stop(right), maxiter=self.max_steps)
+        # Along a direction without curvature conjugate gradients divide by zero: no answer, and the error says so.
+        w = choose(all_finite(w), w, jax.tree.map(jnp.zeros_like, w))
         error = optax.tree.norm(jax.tree.map(jnp.subtract, unit, operator(w)))
         return jax.tree.map(lambda a: scale * a, w), error
 

@@ -123,8 +123,8 @@ class Lq(eqx.Module):
     def _one(self, v: Array, weight: Any) -> Array:
         # Where 0 and the larger solution y are equally good, y = (2 weight (1 − q))^(1/(2 − q)); Marjanovic and Solo
         # 2012.
-        least = (2 * weight * (1 - self.q)) ** (1 / (2 - self.q))
-        threshold = least + weight * self.q * least ** (self.q - 1)
+        least = jax.lax.stop_gradient(jnp.asarray(2 * weight * (1 - self.q))) ** (1 / (2 - self.q))
+        threshold = least * (1 + self.q / (2 * (1 - self.q)))
         sizes = jnp.abs(v)
         kept = sizes > threshold
         size = jnp.where(kept, sizes, 2 * threshold + 1)
