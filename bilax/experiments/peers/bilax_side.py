@@ -38,13 +38,13 @@ def problem_of(name: str) -> bilax.Problem:
 
 def hypergradient(order: dict[str, Any]) -> Any:
     """The derivative of the validation loss in x, and the follower's steps."""
-    problem = problem_of(order["work"])
-    rule = bilax.Implicit(order["level"] / 10, 1000)
-    method = bilax.Method(order["most"], DYNAMICS[order["variant"]], derivative=rule, follower_tolerance=1.0)
+    problem, (dynamics, _, linear) = problem_of(order["work"]), order["variant"].partition(" + ")
+    rule = bilax.Implicit(1.0, 1000, dense=0 if linear == "cg" else 1000)
+    method = bilax.Method(order["most"], DYNAMICS[dynamics], derivative=rule, follower_tolerance=1.0)
 
-    def run(tolerance, x, y0, *data):
-        # An array, so that all tolerances share one program.
-        phi = bilax.approximate(problem, eqx.tree_at(lambda m: m.follower_tolerance, method, tolerance))
+    def run(tolerances, x, y0, *data):
+        here = eqx.tree_at(lambda m: (m.follower_tolerance, m.derivative.tolerance), method, tolerances)
+        phi = bilax.approximate(problem, here)
         slope, info = jax.grad(phi, has_aux=True)(x, y0, *data)
         return slope, info.steps
 

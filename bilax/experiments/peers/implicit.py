@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from bilax.app.show import Arg, Claim, Target, console, show_table, steps
+from bilax.app.show import Arg, Claim, Target, console, save_json, show_table, steps
 from bilax.experiments.peers import work
 
 PEER = ("jaxopt==0.8.5", "jax[cpu]==0.10.2", "numpy==2.4.6")
@@ -33,8 +33,9 @@ VARIANTS = {
     "svm box": (*PROXIMAL, "LBFGSB + normal_cg"),
     "svm simplex": (*PROXIMAL, "BlockCoordinateDescent + normal_cg"),
 }
-"""what jaxopt's documentation offers for each; normal_cg is its default for the linear system; its block coordinate descent divides by a Lipschitz constant that is
-too large by the number of examples for a mean of squares, so that it does not arrive"""
+"""what jaxopt's documentation offers for each; normal_cg is its default for the linear system. Its block coordinate
+descent on a mean of squares divides by a Lipschitz constant that is too large by the number of examples, so that it
+does not arrive."""
 
 
 class Side:
@@ -102,6 +103,7 @@ class Implicit(Target):
                     work.store(given, Path(folder), kind)
                     line = self._line(commands, name, size, kind, exact["slope"], folder)
                     results["lines"].append(line | {"reference": exact, "auto": auto})
+                    save_json(self.path, self, results)
         return results
 
     @staticmethod
@@ -116,7 +118,7 @@ class Implicit(Target):
     ) -> dict[str, Any]:
         level = LEVELS[kind]
         order = {"work": name, "folder": folder, "level": level, "most": 2000 if size <= 1000 else 500}
-        ours = (("Newton",) if size <= 1000 else ()) + ("LBFGS",) + (("FISTA",) if name in VARIANTS else ())
+        ours = ("LBFGS + cg",) + (("Newton + dense", "LBFGS + dense") if size <= 100 else ())
         with sides(commands, kind) as running:
             best = {
                 "bilax": cheapest(running["bilax"], order, ours, exact, 1e-9),
@@ -136,7 +138,7 @@ class Implicit(Target):
                 found[side] = best[side] | {"compile": compiled, "all": []}
             for i in range((3 if self.quick else self.repeats) + 1):
                 for side, one in running.items():
-                    run = one.ask(do="run", tolerance=best[side]["tolerance"])
+                    run = one.ask(do="run", **{key: best[side][key] for key in ("tolerance", "linear")})
                     found[side]["all"] += [run["seconds"]] if i else []
                     found[side] |= {"error": abs(run["slope"] / exact - 1), "steps": run["steps"]}
             for side, one in running.items():
@@ -156,20 +158,13 @@ class Implicit(Target):
         return []
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
-        texts = (("seconds", "faster than jaxopt"), ("compile", "compiles sooner"), ("megabytes", "takes less memory"))
-        claims = []
-        for key, text in texts:
-            lines = [line for line in results["lines"] if reached(line, "bilax")]
-            behind = [line for line in lines if reached(line, "jaxopt") and ratio(line, key) < 1]
-            here = f"{len(lines) - len(behind)} of {len(results['lines'])}"
+        texts = {"seconds": "faster than jaxopt", "compile": "compiles sooner", "megabytes": "takes less memory"}
+        lines, claims = results["lines"], []
+        for key, text in texts.items():
+            behind = [line for line in lines if not ahead(line, key)]
             names = ", ".join(f"{line['work']} {line['size']} {line['kind'][-2:]}" for line in behind)
-            claims.append(
-                Claim(
-                    text,
-                    here + (f"; not {names}" if names else ""),
-                    here == f"{len(results['lines'])} of {len(results['lines'])}",
-                )
-            )
+            here = f"{len(lines) - len(behind)} of {len(lines)}" + (f"; not {names}" if names else "")
+            claims.append(Claim(text, here, not behind))
         return claims
 
 
@@ -200,37 +195,43 @@ def cheapest(
 
 
 def loosest(side: Side, variant: str, level: float, exact: float, least: float, limit: float) -> dict[str, Any]:
-    """The loosest tolerance that reaches the level, by steps of a factor of √10; ends at a run longer than `limit`."""
+    """The loosest tolerance that reaches the level, then that of the linear system, in steps of √10.
 
-    def run(tolerance: float) -> dict[str, Any]:
-        seconds = []
-        for _ in range(2):
-            answer = side.ask(do="run", tolerance=tolerance)
-            seconds.append(answer["seconds"])
-        error = abs(answer["slope"] / exact - 1)
-        error = error if math.isfinite(error) else math.inf
-        return {
-            "variant": variant,
-            "tolerance": tolerance,
-            "error": error,
-            "seconds": min(seconds),
-            "reached": error <= level,
-        }
+    Ends early at a run longer than `limit`.
+    """
 
-    best, tolerance = run(1.0), 0.1
+    def run(tolerance: float, linear: float) -> dict[str, Any]:
+        answers = [side.ask(do="run", tolerance=tolerance, linear=linear) for _ in range(2)]
+        error = abs(answers[0]["slope"] / exact - 1)
+        found = {"variant": variant, "tolerance": tolerance, "linear": linear, "steps": answers[0]["steps"]}
+        found |= {"error": error if math.isfinite(error) else math.inf, "reached": error <= level}
+        return found | {"seconds": min(answer["seconds"] for answer in answers)}
+
+    best, tolerance = run(1.0, level / 10), 0.1
     while not best["reached"] and tolerance >= least and best["seconds"] < limit:
-        one = run(tolerance)
+        one = run(tolerance, level / 10)
         best = one if one["reached"] or one["error"] < best["error"] else best
         tolerance /= 10
     if best["reached"]:
-        looser = run(best["tolerance"] * math.sqrt(10))
-        best = looser if looser["reached"] and looser["seconds"] < best["seconds"] else best
+        looser = run(best["tolerance"] * math.sqrt(10), level / 10)
+        best = looser if looser["reached"] else best
+    linear = level
+    while best["reached"] and linear < 1:
+        looser = run(best["tolerance"], linear)
+        if not looser["reached"]:
+            break
+        best, linear = looser, math.sqrt(10) * linear
     return best
 
 
 def reached(line: dict[str, Any], side: str) -> bool:
     """Whether a side came to the level."""
     return line[side]["error"] <= 1.5 * line["level"]
+
+
+def ahead(line: dict[str, Any], key: str) -> bool:
+    """Whether bilax comes to the level, and jaxopt does not or takes more."""
+    return reached(line, "bilax") and (not reached(line, "jaxopt") or ratio(line, key) >= 1)
 
 
 def ratio(line: dict[str, Any], key: str) -> float:
@@ -242,12 +243,13 @@ def _row(line: dict[str, Any]) -> list[str]:
     row = [line["work"], f"{line['size']:,}", line["kind"][-2:]]
     for side in ("bilax", "jaxopt"):
         one = line[side]
-        by = one["variant"].replace("ProximalGradient", "ProxGrad")
-        by += " = auto" if side == "bilax" and by == line["auto"] else ""
+        by = one["variant"].replace("ProximalGradient", "PG").replace("BlockCoordinateDescent", "BCD")
+        by += " (auto)" if side == "bilax" and by.startswith(line["auto"]) else ""
+        missed = "" if reached(line, side) else " (missed)"
         row += [
             by,
             f"{1e3 * one['seconds']:.3g}",
             str(one["steps"]),
-            f"{one['error']:.0e}" + ("" if reached(line, side) else " (missed)"),
+            f"{one['error']:.0e}{missed}",
         ]
     return row + [f"{ratio(line, key):.2f}" for key in ("seconds", "compile", "megabytes")]

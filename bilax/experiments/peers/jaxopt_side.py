@@ -23,12 +23,12 @@ def prox_of(shape):
     return prox.make_prox_from_projection(lambda a, _: rows(a)), lambda x: None
 
 
-def solution(order, tolerance, x, y0, data):
+def solution(order, tolerances, x, y0, data):
     """The follower's solution by one of jaxopt's solvers, differentiable in x, and how many steps it took."""
     one = work.WORKS[order["work"]]
     solver, _, linear = order["variant"].partition(" + ")
-    solve = functools.partial(getattr(linear_solve, f"solve_{linear}"), tol=order["level"] / 10, maxiter=1000)
-    options = {"tol": tolerance, "maxiter": order["most"], "implicit_diff": True, "implicit_diff_solve": solve}
+    solve = functools.partial(getattr(linear_solve, f"solve_{linear}"), tol=tolerances[1], maxiter=1000)
+    options = {"tol": tolerances[0], "maxiter": order["most"], "implicit_diff": True, "implicit_diff_solve": solve}
 
     def lower(y, x, data):
         return one.lower(x, y, *data)
@@ -53,11 +53,11 @@ def hypergradient(order):
     """The derivative of the validation loss in x, and the follower's steps."""
     upper = work.WORKS[order["work"]].upper
 
-    def loss(x, tolerance, y0, data):
-        y, state = solution(order, tolerance, x, y0, data)
+    def loss(x, tolerances, y0, data):
+        y, state = solution(order, tolerances, x, y0, data)
         return upper(x, y, *data), state.iter_num
 
-    return lambda tolerance, x, y0, *data: jax.grad(loss, has_aux=True)(x, tolerance, y0, data)
+    return lambda tolerances, x, y0, *data: jax.grad(loss, has_aux=True)(x, tolerances, y0, data)
 
 
 if __name__ == "__main__":

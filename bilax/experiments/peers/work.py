@@ -172,7 +172,8 @@ def store(given: Given, folder: Path, kind: str) -> None:
 def serve(hypergradient: Callable[..., Callable[..., Any]], **answers: Callable[..., Any]) -> None:
     """Does what it is told by lines of JSON until there are none.
 
-    `hypergradient(order)` gives a function (tolerance, x, y0, *data) -> (∂φ/∂x, follower steps).
+    `hypergradient(order)` gives a function (tolerances, x, y0, *data) -> (∂φ/∂x, follower steps), with the tolerances
+    of the follower and of the linear system as arrays, so that all share one program.
     """
     compiled: Any = None
     arguments: tuple[Any, ...] = ()
@@ -182,12 +183,12 @@ def serve(hypergradient: Callable[..., Callable[..., Any]], **answers: Callable[
             given = load(order["folder"])
             arguments = jax.block_until_ready((given.x, given.y0, *given.data))
             began = time.perf_counter()
-            compiled = jax.jit(hypergradient(order)).lower(given.x, *arguments).compile()
+            compiled = jax.jit(hypergradient(order)).lower((given.x, given.x), *arguments).compile()
             answer = {"seconds": time.perf_counter() - began}
         elif order["do"] == "run":
-            tolerance = jnp.asarray(order["tolerance"], arguments[0].dtype)
+            tolerances = tuple(jnp.asarray(order[name], arguments[0].dtype) for name in ("tolerance", "linear"))
             began = time.perf_counter()
-            slope, steps = jax.block_until_ready(compiled(tolerance, *arguments))
+            slope, steps = jax.block_until_ready(compiled(tolerances, *arguments))
             answer = {"seconds": time.perf_counter() - began, "slope": float(slope), "steps": int(steps)}
         elif order["do"] == "peak":
             answer = {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
