@@ -357,3 +357,22 @@ def test_single_precision_keeps_its_type_through_every_dynamics():
         phi = bilax.approximate(case.problem, bilax.Method(K, make(0.01), bilax.pessimistic()))
         value, grads = jax.value_and_grad(lambda x, z, phi=phi: phi(x, z)[0], (0, 1))(x, z)
         assert {leaf.dtype for leaf in (value, *grads)} == {jnp.dtype("float32")}
+
+
+def test_the_error_of_an_iterated_solve_does_not_grow_with_the_scale_of_the_follower():
+    matrix = np.random.default_rng(0).standard_normal((60, 20))
+
+    def lower(x, y):
+        return 1e4 * (jnp.mean((matrix @ y - 1) ** 2) + jnp.exp(x) * jnp.sum(y**2))
+
+    with jax.enable_x64(True):
+        problem = bilax.Problem(lambda x, y: jnp.sum((y - 1) ** 2), lower)
+        rule = bilax.Implicit(1e-2, 100, dense=0)
+        method = bilax.Method(300, bilax.LBFGS(), derivative=rule, follower_tolerance=1e-10)
+        slope = jax.grad(bilax.approximate(problem, method), has_aux=True)(0.0, jnp.zeros(20))[0]
+
+    def exact(x):
+        w = np.linalg.solve(matrix.T @ matrix / 60 + np.exp(x) * np.eye(20), matrix.T @ np.ones(60) / 60)
+        return np.sum((w - 1) ** 2)
+
+    assert float(slope) == pytest.approx((exact(1e-4) - exact(-1e-4)) / 2e-4, rel=1e-2)

@@ -61,6 +61,7 @@ COMMANDS = {
             "two thousand random followers, to catch a certificate that is wrong",
         ),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
+        "implicit": ("bilax.experiments.peers.implicit:Implicit", "a hypergradient of a solved follower beside jaxopt"),
         "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
         "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),
     },

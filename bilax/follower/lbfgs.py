@@ -17,12 +17,24 @@ from bilax.problem.trees import choose
 
 
 class Pairs(NamedTuple):
-    """The last differences of points and of slopes, newest last; what is not filled yet is zero."""
+    """The last differences of points and of slopes, scaled so that ⟨step, change⟩ = 1, in no order.
+
+    The newest takes the oldest's row. What is not filled, or was forgotten, has zeros in the small matrices and so
+    counts nothing.
+    """
 
     steps: Array
     changes: Array
-    weights: Array
-    """1 / ⟨step, change⟩, or 0"""
+    products: Array
+    """of all steps and changes, in this order, with each other"""
+    inverse: Array
+    """that of the matrix ⟨step i, change j⟩ for i not newer than j, else 0"""
+    newest: Array
+
+    @property
+    def known(self) -> Array:
+        """Which rows count."""
+        return jnp.diag(self.inverse) > 0
 
 
 class LBFGSState(NamedTuple):
@@ -33,8 +45,6 @@ class LBFGSState(NamedTuple):
     slope: Array
     """of f, without the term"""
     pairs: Pairs
-    face: Array
-    """what the face makes of a fixed vector: changes when the face does"""
     alpha: Array
     """the length of a proximal step; 0 before the first one"""
     gained: Array
@@ -45,8 +55,9 @@ class LBFGS(eqx.Module):
     """Limited-memory BFGS (Nocedal 1980) with a line search that looks at slopes; one evaluation a step, mostly.
 
     Under constraints and terms one proximal gradient step tells which face is active; the quasi-Newton step is taken
-    along that face, from the proximal point where the face has changed, and what was remembered of another face is
-    dropped. For sets with curved boundaries use `Newton`, or `Nesterov(sequence="fista")`.
+    along that face, from the proximal point where the face has changed, with the model of the whole space restricted to
+    the face (as Byrd, Lu, Nocedal and Zhu 1995 for bounds). For sets with curved boundaries use `Newton`, or
+    `Nesterov(sequence="fista")`.
 
     `unsolved` is √(gain still to be had / gain so far), as for `Newton`, by the quasi-Newton model.
     """
@@ -59,9 +70,8 @@ class LBFGS(eqx.Module):
 
     def init(self, y: PyTree) -> LBFGSState:
         flat = ravel_pytree(y)[0]
-        zero, rows = jnp.zeros((), flat.dtype), jnp.zeros((self.memory, flat.size), flat.dtype)
-        pairs = Pairs(rows, rows, jnp.zeros(self.memory, flat.dtype))
-        return LBFGSState(y, zero, jnp.zeros_like(flat), pairs, jnp.zeros_like(flat), zero, zero, zero + jnp.inf)
+        zero = jnp.zeros((), flat.dtype)
+        return LBFGSState(y, zero, jnp.zeros_like(flat), no_pairs(self.memory, flat), zero, zero, zero + jnp.inf)
 
     def step(self, k: Any, state: LBFGSState, follower: Follower) -> LBFGSState:
         y, unravel = ravel_pytree(state.y)
@@ -76,7 +86,7 @@ class LBFGS(eqx.Module):
 
         value, slope, alpha = jax.lax.cond(state.alpha == 0, begin, lambda: (state.value, state.slope, state.alpha))
         base = _to_face(follower, unravel, value_and_slope, y, value, slope, alpha)
-        free, pairs = base.free, choose(jnp.all(base.face == state.face), state.pairs, forget(state.pairs))
+        free, pairs = base.free, state.pairs
 
         def term(v):
             return jnp.asarray(term_value(follower.y_set, unravel(v)), v.dtype)
@@ -85,7 +95,8 @@ class LBFGS(eqx.Module):
             return free(slope + jax.grad(term)(v))
 
         slope_here, here = along_face(base.y, base.slope), base.value + term(base.y)
-        direction = free(quasi_newton(pairs, -slope_here, base.alpha))
+        plain = isinstance(follower.y_set, Reals)
+        direction = quasi_newton(pairs, -slope_here, base.alpha, None if plain else free)
         # Rounding, or a change of the face, can spoil the model: then the slope itself.
         downhill = direction @ slope_here < 0
         direction = jnp.where(downhill, direction, -base.alpha * slope_here)
@@ -100,19 +111,19 @@ class LBFGS(eqx.Module):
         start = Trial(here, promise, (base.y, base.value, base.slope))
         length, best, _ = wolfe_search(try_step, start, 1.0, 20, rounding / 4)
         point, value_after, slope_after = best.found
-        change = along_face(point, slope_after) - slope_here
+        bend = free(jax.grad(term)(point) - jax.grad(term)(base.y))
+        gone, change = point - base.y, slope_after - base.slope + bend
         # What the step to the face gained counts as well: the face that was left may have had nothing more to give.
         gain = -promise / 2 + jnp.maximum(value + term(y) - here, 0)
         gained = state.gained + jnp.maximum(value + term(y) - best.value, 0)
         small = (gain <= rounding / 4) | (length == 0) & (gain <= 1e4 * rounding)
         unsolved = jnp.where(small, 0.0, jnp.sqrt(gain / (gain + gained)))
-        pairs = remember(pairs, free(point - base.y), change)
+        pairs = remember(pairs, gone, change, length > 0)
         # A search that found nothing begins anew with a shorter proximal step.
-        alpha = jnp.where(length == 0, base.alpha / 16, spectral(point - base.y, change, base.alpha))
-        pairs = choose(length == 0, forget(pairs), pairs)
+        alpha = jnp.where(length == 0, base.alpha / 16, jnp.minimum(spectral(gone, change, base.alpha), 2 * base.alpha))
         control = jax.lax.stop_gradient((gained, unsolved))
         numbers = (jnp.asarray(number, y.dtype) for number in control)
-        return LBFGSState(unravel(point), value_after, slope_after, pairs, base.face, alpha, *numbers)
+        return LBFGSState(unravel(point), value_after, slope_after, pairs, alpha, *numbers)
 
     def point(self, state: LBFGSState) -> PyTree:
         return state.y
@@ -131,7 +142,6 @@ class _Base(NamedTuple):
     value: Array
     slope: Array
     alpha: Array
-    face: Array
     free: Any
     """the projector onto the face"""
     finish: Any
@@ -141,20 +151,19 @@ class _Base(NamedTuple):
 def _to_face(follower: Follower, unravel: Any, value_and_slope: Any, y, value, slope, alpha) -> _Base:
     """The face that a proximal gradient step finds, and a point on it: y itself where it lies there already."""
     if isinstance(follower.y_set, Reals):
-        return _Base(y, value, slope, alpha, jnp.zeros_like(y), lambda u: u, lambda v: v)
+        return _Base(y, value, slope, alpha, lambda u: u, lambda v: v)
 
     def prox(v, alpha):
         return ravel_pytree(follower.prox(unravel(v), alpha))[0]
 
-    def total(v):
-        return follower.total(unravel(v))
-
-    def too_long(alpha):
+    def shorter(carry):
+        alpha = carry[-2] / 2
         near = prox(y - alpha * slope, alpha)
+        value_there, slope_there = value_and_slope(near)
         gone = near - y
-        bound = value + slope @ gone + gone @ gone / (2 * alpha)
         slack = 8 * jnp.finfo(y.dtype).eps * jnp.abs(value)
-        return ~(follower.lower(unravel(near)) <= bound + slack) & (alpha > jnp.finfo(y.dtype).tiny)
+        good = value_there <= value + slope @ gone + gone @ gone / (2 * alpha) + slack
+        return near, value_there, slope_there, alpha, good | ~(alpha > jnp.finfo(y.dtype).tiny)
 
     def projector(alpha):
         free = tangent(follower.y_set, unravel(y - alpha * slope), alpha)
@@ -170,55 +179,79 @@ def _to_face(follower: Follower, unravel: Any, value_and_slope: Any, y, value, s
         return jnp.max(jnp.abs(gone - projector(alpha)(gone))) > 0
 
     def step():
-        shorter = jax.lax.while_loop(too_long, lambda alpha: alpha / 2, alpha)
-        near = prox(y - shorter * slope, shorter)
-        return near, *value_and_slope(near), shorter
+        longer = (y, value, slope, 2 * alpha, jnp.asarray(False))
+        return jax.lax.while_loop(lambda carry: ~carry[-1], shorter, longer)[:-1]
 
     near, value, slope_there, alpha = jax.lax.cond(away(alpha), step, lambda: (y, value, slope, alpha))
     free = projector(alpha)
     project = hasattr(follower.y_set, "project")
     finish = (lambda v: prox(v, alpha)) if project else (lambda v: v)
-    return _Base(near, value, slope_there, alpha, free(jnp.sin(1.0 + jnp.arange(y.size, dtype=y.dtype))), free, finish)
+    return _Base(near, value, slope_there, alpha, free, finish)
 
 
-def quasi_newton(pairs: Pairs, slope: Array, alpha: Array) -> Array:
-    """The two-loop recursion: the inverse Hessian's model times a vector; `alpha` where nothing is known."""
+def no_pairs(memory: int, like: Array) -> Pairs:
+    """Room for so many."""
+    rows = jnp.zeros((memory, like.size), like.dtype)
+    small = jnp.zeros((memory, memory), like.dtype)
+    return Pairs(rows, rows, jnp.zeros((2 * memory, 2 * memory), like.dtype), small, jnp.zeros((), int))
 
-    def back(i, carry):
-        vector, factors = carry
-        i = pairs.weights.size - 1 - i
-        factor = pairs.weights[i] * (pairs.steps[i] @ vector)
-        return vector - factor * pairs.changes[i], factors.at[i].set(factor)
 
-    vector, factors = jax.lax.fori_loop(0, pairs.weights.size, back, (slope, jnp.zeros_like(pairs.weights)))
-    vector = _scale(pairs, alpha) * vector
+def quasi_newton(pairs: Pairs, vector: Array, alpha: Array, free: Any = None) -> Array:
+    """The inverse of the Hessian's model times a vector, by its compact form; `alpha` where nothing is known.
 
-    def forth(i, vector):
-        return vector + (factors[i] - pairs.weights[i] * (pairs.changes[i] @ vector)) * pairs.steps[i]
-
-    return jax.lax.fori_loop(0, pairs.weights.size, forth, vector)
+    With a projector `free` onto a face that the vector lies in, the inverse of the model's restriction to that face.
+    Byrd, Nocedal and Schnabel 1994, equations 3.1 and 2.17.
+    """
+    scale, count = _scale(pairs, alpha), pairs.inverse.shape[0]
+    if free is None:
+        first = pairs.inverse @ (pairs.steps @ vector)
+        inner = first + scale * (pairs.products[count:, count:] @ first - pairs.changes @ vector)
+        return scale * vector + (inner @ pairs.inverse) @ pairs.steps - scale * (first @ pairs.changes)
+    root, known = jnp.sqrt(scale), pairs.known.astype(vector.dtype)
+    rows = jnp.concatenate([root * pairs.changes, pairs.steps / root]) * jnp.tile(known, 2)[:, None]
+    rows = jax.vmap(free)(rows)
+    age = (pairs.newest - jnp.arange(count)) % count
+    mixed = jnp.where(age[:, None] < age, pairs.products[:count, count:], 0)
+    middle = jnp.block(
+        [[-jnp.eye(count, dtype=vector.dtype), mixed.T], [mixed, pairs.products[:count, :count] / scale]]
+    )
+    middle = middle - rows @ rows.T + jnp.diag(jnp.concatenate([jnp.zeros_like(known), 1 - known]))
+    return scale * (vector + jnp.linalg.solve(middle, rows @ vector) @ rows)
 
 
 def _scale(pairs: Pairs, alpha: Array) -> Array:
-    squares, weight = pairs.changes[-1] @ pairs.changes[-1], pairs.weights[-1]
-    known = (weight > 0) & (squares > 0)
-    return jnp.where(known, 1 / jnp.where(known, weight * squares, 1), alpha)
+    """⟨step, change⟩ / ⟨change, change⟩ of the newest."""
+    count = pairs.inverse.shape[0]
+    squares = jnp.diag(pairs.products)[count + pairs.newest]
+    known = (squares > 0) & pairs.known[pairs.newest]
+    return jnp.where(known, 1 / jnp.where(known, squares, 1), alpha)
 
 
-def remember(pairs: Pairs, step: Array, change: Array) -> Pairs:
-    """With one pair more, if it has curvature, and the oldest dropped."""
-    product = step @ change
+def remember(pairs: Pairs, step: Array, change: Array, keep: Any = True) -> Pairs:
+    """With one pair more, if it has curvature, and the oldest dropped; with none at all if not `keep`."""
+    product, count = step @ change, pairs.inverse.shape[0]
     # Li and Fukushima's caution: pairs without curvature would make the model indefinite.
-    sizes = jnp.sqrt((step @ step) * (change @ change))
-    good = product > 1e-10 * sizes
-    new = Pairs(step, change, jnp.where(good, 1 / jnp.where(good, product, 1), 0))
-    shifted = jax.tree.map(lambda old, one: jnp.roll(old, -1, axis=0).at[-1].set(one), pairs, new)
-    return choose(good, shifted, pairs)
+    good = keep & (product > 1e-10 * jnp.sqrt((step @ step) * (change @ change)))
+    root = jnp.sqrt(jnp.where(good, product, 1))
+    row = jnp.where(good, (pairs.newest + 1) % count, pairs.newest)
+    steps = pairs.steps.at[row].set(jnp.where(good, step / root, pairs.steps[row]))
+    changes = pairs.changes.at[row].set(jnp.where(good, change / root, pairs.changes[row]))
+    here = jnp.arange(count) == row
+    known = pairs.known | here
+    new = jnp.stack([steps[row], changes[row]], axis=1)
+    columns = jnp.concatenate([steps @ new, changes @ new]) * jnp.tile(known, 2)[:, None]
+    products = pairs.products.at[:, row].set(columns[:, 0]).at[:, count + row].set(columns[:, 1])
+    products = products.at[row].set(columns[:, 0]).at[count + row].set(columns[:, 1])
+    inverse = jnp.where(here[:, None] | here, 0, pairs.inverse)
+    inverse = inverse.at[:, row].set(jnp.where(here, 1, -inverse @ columns[:count, 1]))
+    small = choose(good, (products, inverse), (pairs.products, pairs.inverse))
+    products, inverse = jax.tree.map(lambda one: jnp.where(keep, one, 0), small)
+    return Pairs(steps, changes, products, inverse, row)
 
 
 def forget(pairs: Pairs) -> Pairs:
     """Without any."""
-    return jax.tree.map(jnp.zeros_like, pairs)
+    return pairs._replace(products=jnp.zeros_like(pairs.products), inverse=jnp.zeros_like(pairs.inverse))
 
 
 def spectral(step: Array, change: Array, alpha: Array) -> Array:

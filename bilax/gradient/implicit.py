@@ -93,10 +93,23 @@ class Implicit(eqx.Module):
         alpha = 1.0 if isinstance(follower.y_set, Reals) else 1 / _norm(hessian, y)
         moved = move(y, moved_by, alpha)
         face = tangent(follower.y_set, moved, alpha)
-        if face is not None and self.solver is None and not _shrinks(follower.y_set):
-            w, error = self._conjugate_gradients(lambda u: face(hessian(face(u))), face(v))
+        if face is not None and self.solver is None:
+            bend = _bend(follower, moved, alpha)
+
+            def on_face(u):
+                kept = face(u)
+                return jax.tree.map(lambda a, b, c: a + b * c, face(hessian(kept)), bend, kept)
+
+            right = face(v)
+            w = self._conjugate_gradients(on_face, right)
+            image = hessian(w)
+            off = jax.tree.map(lambda a, b, c, d: a - b - c * d, right, face(image), bend, w)
+            norm = optax.tree.norm(right)
+            error = optax.tree.norm(off) / jnp.where(norm > 0, norm, 1)
+            if isinstance(follower.y_set, Reals):
+                return jnp.asarray(alpha), w, error
             # From D u = w / α: what the constraints hold answers to v − H w.
-            u = jax.tree.map(lambda a, b, c: a + b / alpha - c, v, w, hessian(w))
+            u = jax.tree.map(lambda a, b, c: a + b / alpha - c, v, w, image)
             return jnp.asarray(alpha), u, error
         pull = jax.vjp(lambda m: follower.prox(m, alpha), moved)[1]
 
@@ -108,17 +121,16 @@ class Implicit(eqx.Module):
         solver = self.solver or lx.GMRES(0.0, stop, max_steps=self.max_steps, norm=optax.tree.norm)
         return jnp.asarray(alpha), *_lineax(equation, v, solver)
 
-    def _conjugate_gradients(self, operator: Any, right: PyTree) -> tuple[PyTree, Array]:
+    def _conjugate_gradients(self, operator: Any, right: PyTree) -> PyTree:
         norm = optax.tree.norm(right)
         scale = jnp.where(norm > 0, norm, 1)
         unit = jax.tree.map(lambda a: a / scale, right)
         w, _ = jax.scipy.sparse.linalg.cg(operator, unit, tol=0.0, atol=self._stop(right), maxiter=self.max_steps)
         # Along a direction without curvature conjugate gradients divide by zero: no answer, and the error says so.
         w = choose(all_finite(w), w, jax.tree.map(jnp.zeros_like, w))
-        error = optax.tree.norm(jax.tree.map(jnp.subtract, unit, operator(w)))
-        return jax.tree.map(lambda a: scale * a, w), error
+        return jax.tree.map(lambda a: scale * a, w)
 
-    def _stop(self, v: PyTree) -> float:
+    def _stop(self, v: PyTree) -> float | Array:
         return float(jnp.finfo(optax.tree.norm(v).dtype).eps) if self.tolerance is None else self.tolerance
 
 
@@ -175,32 +187,49 @@ def _dense(follower: Follower, y: PyTree, v: PyTree) -> tuple[Array, PyTree, Arr
     size = jnp.max(jnp.sum(jnp.abs(hessian), axis=1))
     alpha = 1 / jnp.where(size > 0, size, 1)
     if isinstance(follower.y_set, Reals):
-        matrix = alpha * hessian
-    else:
+        u, error = _solve_dense(alpha * hessian, right, symmetric=True)
+        return alpha, unravel(u), error
+    moved, identity = flat - alpha * slope, jnp.eye(flat.size, dtype=flat.dtype)
+    face = tangent(follower.y_set, unravel(moved), alpha)
+    if face is None:
+        derivative = jax.jacfwd(lambda w: ravel_pytree(follower.prox(unravel(w), alpha))[0])(moved)
+        u, error = _solve_dense(identity - (identity - alpha * hessian) @ derivative.T, right)
+        return alpha, unravel(u), error
+    free = jax.vmap(lambda w: ravel_pytree(face(unravel(w)))[0])
+    bend = ravel_pytree(_bend(follower, unravel(moved), alpha))[0]
+    kept = free(identity)
+    w, error = _solve_dense(
+        identity - kept + alpha * free(free(hessian).T) + alpha * jnp.diag(bend), kept @ right, True
+    )
+    return alpha, unravel(right + w - alpha * (hessian @ w)), error
 
-        def prox(w):
-            return ravel_pytree(follower.prox(unravel(w), alpha))[0]
 
-        identity = jnp.eye(flat.size, dtype=flat.dtype)
-        matrix = identity - (identity - alpha * hessian) @ jax.jacfwd(prox)(flat - alpha * slope).T
-    u, error = _solve_dense(matrix, right)
-    return alpha, unravel(u), error
-
-
-def _solve_dense(matrix: Array, right: Array) -> tuple[Array, Array]:
-    """By elimination and a step of refinement; where that fails, the shortest of the least-squares solutions."""
+def _solve_dense(matrix: Array, right: Array, symmetric: bool = False) -> tuple[Array, Array]:
+    """By a factorisation and a step of refinement; where that fails, the shortest of the least-squares solutions."""
     norm = jnp.linalg.norm(right)
     unit = right / jnp.where(norm > 0, norm, 1)
 
     def error_of(solution):
         return jnp.linalg.norm(unit - matrix @ solution)
 
-    factors = jax.scipy.linalg.lu_factor(matrix)
-    first = jax.scipy.linalg.lu_solve(factors, unit)
-    solution = first + jax.scipy.linalg.lu_solve(factors, unit - matrix @ first)
-    # Flat directions of the follower that the leader does not care about do not respond.
-    good = error_of(solution) <= 1e-6
-    solution = jax.lax.cond(good, lambda: solution, lambda: jnp.linalg.lstsq(matrix, unit, rcond=1e-10)[0])
+    def refined(solve):
+        first = solve(unit)
+        return first + solve(unit - matrix @ first)
+
+    def eliminated():
+        factors = jax.scipy.linalg.lu_factor(matrix)
+        solution = refined(lambda b: jax.scipy.linalg.lu_solve(factors, b))
+        # Flat directions of the follower that the leader does not care about do not respond.
+        good = error_of(solution) <= 1e-6
+        return jax.lax.cond(good, lambda: solution, lambda: jnp.linalg.lstsq(matrix, unit, rcond=1e-10)[0])
+
+    if not symmetric:
+        solution = eliminated()
+        return norm * solution, error_of(solution)
+    # Definite, where the follower is strongly convex; else there is no such factor and its place is taken by NaN.
+    factor = jax.scipy.linalg.cho_factor(matrix, lower=True)
+    solution = refined(lambda b: jax.scipy.linalg.cho_solve(factor, b))
+    solution = jax.lax.cond(error_of(solution) <= 1e-6, lambda: solution, eliminated)
     return norm * solution, error_of(solution)
 
 
@@ -218,9 +247,16 @@ def _norm(hessian: Callable[[PyTree], PyTree], like: PyTree) -> Array:
     return jnp.where(norm > 0, norm, 1)
 
 
-def _shrinks(a_set: Any) -> bool:
-    """Whether the proximal map also stretches what it does not hold (an elastic net's), so that D is no projector."""
-    return not hasattr(a_set, "project") and not getattr(a_set, "flat", False)
+def _bend(follower: Follower, moved: PyTree, alpha: Any) -> PyTree:
+    """The curvature of the term itself, coordinate by coordinate, along the face: an elastic net's l2, else 0.
+
+    The derivative of the proximal map of a term that tells its free coordinates is 1 / (1 + α · curvature) for them.
+    """
+    if hasattr(follower.y_set, "project") or getattr(follower.y_set, "flat", False):
+        return jax.tree.map(jnp.zeros_like, moved)
+    ones = jax.tree.map(jnp.ones_like, moved)
+    diagonal = jax.vjp(lambda m: follower.prox(m, alpha), moved)[1](ones)[0]
+    return jax.tree.map(lambda d: jnp.where(d > 0, (1 / jnp.where(d > 0, d, 1) - 1) / alpha, 0), diagonal)
 
 
 def _lineax(operator: Any, right: PyTree, solver: Any) -> tuple[PyTree, Array]:

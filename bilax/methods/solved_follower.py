@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from bilax.follower.lbfgs import Pairs, forget, quasi_newton, remember, spectral
+from bilax.follower.lbfgs import Pairs, forget, no_pairs, quasi_newton, remember, spectral
 from bilax.gradient.method import Method
 from bilax.gradient.phi import approximate
 from bilax.methods.algorithm import Evaluation
@@ -148,9 +148,8 @@ class SolvedFollower(eqx.Module):
     def _begin(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Search:
         here = self._evaluate(problem, x, y, data)
         flat, kind = ravel_pytree(x)[0], here.value.dtype
-        rows, zero = jnp.zeros((self.memory, flat.size), flat.dtype), jnp.zeros((), kind)
-        alpha = _first_length(here)
-        pairs = Pairs(rows, rows, jnp.zeros(self.memory, flat.dtype))
+        alpha, zero = _first_length(here), jnp.zeros((), kind)
+        pairs = no_pairs(self.memory, flat)
         count = jnp.zeros((), int)
         numbers = zero, flat, zero, zero, zero, count, pairs, alpha, count, count, zero
         search = Search(here, here, *numbers, jnp.asarray(False), ~jnp.isfinite(here.value))
@@ -190,7 +189,7 @@ class SolvedFollower(eqx.Module):
         change = after.slope - search.here.slope
         return search._replace(
             here=after,
-            pairs=choose(moved, remember(search.pairs, step, change), forget(search.pairs)),
+            pairs=remember(search.pairs, step, change, moved),
             alpha=jnp.where(moved, spectral(step, change, search.alpha), search.alpha / 16),
             failures=jnp.where(moved, 0, search.failures + 1),
             gained=search.gained + search.here.value - after.value,
@@ -208,7 +207,7 @@ class SolvedFollower(eqx.Module):
             return ravel_pytree(face(unravel(v)))[0]
 
         to_face = ravel_pytree(problem.x_set.project(moved))[0] - flat
-        along = free(quasi_newton(_within(search.pairs, free), -free(slope), alpha))
+        along = quasi_newton(search.pairs, -free(slope), alpha, free)
         along = jnp.where(along @ slope < 0, along, -alpha * free(slope))
         direction = along + to_face - free(to_face)
         gain = -(direction @ slope) / 2
@@ -236,15 +235,6 @@ def _first_length(here: Found) -> Array:
     """The first step goes a tenth of the way from the origin, or a tenth of 1."""
     norm = jnp.linalg.norm(here.slope)
     return 0.1 * jnp.maximum(jnp.linalg.norm(ravel_pytree(here.x)[0]), 1) / jnp.where(norm > 0, norm, 1)
-
-
-def _within(pairs: Pairs, free: Any) -> Pairs:
-    """What was learned, as far as it lies in the face; pairs without curvature there count nothing."""
-    steps, changes = jax.vmap(free)(pairs.steps), jax.vmap(free)(pairs.changes)
-    products = jnp.sum(steps * changes, axis=1)
-    sizes = jnp.linalg.norm(steps, axis=1) * jnp.linalg.norm(changes, axis=1)
-    good = (products > 1e-10 * sizes) & (pairs.weights > 0)
-    return Pairs(steps, changes, jnp.where(good, 1 / jnp.where(good, products, 1), 0))
 
 
 def _drop_the_worse(carry: Search) -> Search:

@@ -1,0 +1,1 @@
+"""bilax beside other programs, each in its own environment."""
