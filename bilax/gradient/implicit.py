@@ -130,7 +130,7 @@ class Implicit(eqx.Module):
         w = choose(all_finite(w), w, jax.tree.map(jnp.zeros_like, w))
         return jax.tree.map(lambda a: scale * a, w)
 
-    def _stop(self, v: PyTree) -> float | Array:
+    def _stop(self, v: PyTree) -> Any:
         return float(jnp.finfo(optax.tree.norm(v).dtype).eps) if self.tolerance is None else self.tolerance
 
 

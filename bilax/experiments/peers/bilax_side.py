@@ -54,7 +54,7 @@ def hypergradient(order: dict[str, Any]) -> Any:
 def chosen(order: dict[str, Any]) -> dict[str, str]:
     """What `auto` would solve the follower by."""
     given = work.load(order["folder"])
-    algorithm, _ = bilax.auto().prepare(problem_of(order["work"]), given.x, given.y0, given.data)
+    algorithm, _ = bilax.auto().prepare(problem_of(order["work"]), given.x, given.y0, given.data, True, True)
     dynamics = algorithm.method.dynamics
     names = [name for name, one in DYNAMICS.items() if type(one) is type(dynamics)]
     return {"variant": names[0] if names else type(dynamics).__name__}
