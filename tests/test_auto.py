@@ -102,6 +102,26 @@ def test_a_minimum_that_the_survey_misses_is_found_at_the_end(monkeypatch):
     assert solution.y < 0
 
 
+def test_an_answer_whose_follower_can_be_beaten_is_doubtful(monkeypatch):
+    from bilax.methods import auto
+
+    # Two wells; every start but those of the last look lies in the right one, which is the higher for x > 0.
+    def spread(a_set, point, count, seed):
+        return jnp.full((count, *jnp.shape(point)), 1.0 if seed != 5 else -1.0)
+
+    monkeypatch.setattr(auto, "_spread", spread)
+    problem = bilax.Problem(
+        lambda x, y: (x - 0.8) ** 2,
+        lambda x, y: (y**2 - 1) ** 2 + 0.3 * x * y,
+        bilax.Box(-1.0, 1.0),
+        bilax.Box(-2.0, 2.0),
+    )
+    solution = bilax.solve(problem, bilax.auto(), 0.5, 1.0)
+    assert solution.y > 0
+    assert solution.status is bilax.Status.doubtful
+    assert "do not trust this answer" in str(solution.plan)
+
+
 def test_large_followers_and_terms():
     rng = np.random.default_rng(0)
     inputs, valid = rng.normal(size=(60, 500)) / 8, rng.normal(size=(40, 500)) / 8

@@ -24,6 +24,7 @@ class Status(enum.IntEnum):
     data_ended = 8
     interrupted = 9
     terminated = 10
+    doubtful = 11
 
     def __str__(self) -> str:
         return self.name
@@ -60,6 +61,10 @@ _MESSAGES = {
     Status.time_limit: "The time limit was reached; resume the run, or give it more time.",
     Status.data_ended: "The data ended before the steps did; give an iterable that goes on, or fewer steps.",
     Status.interrupted: "Ctrl-C ended the run after it was saved; resume=True goes on from here.",
+    Status.doubtful: (
+        "A lower follower was found where the run ended, so F there is not one that the follower grants: use "
+        "bilax.solve_global, or look at `solution.plan`."
+    ),
     Status.terminated: "SIGTERM ended the run after it was saved; resume=True goes on from here.",
 }
 

@@ -139,7 +139,7 @@ def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
         algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many)
         again, solution = (algorithm, plan), None
         for _ in range(2):
-            if again is None or (solution is not None and given.options.saving is not None):
+            if again is None or (solution is not None and (again[0] is algorithm or given.options.saving is not None)):
                 break
             algorithm, plan = again
             record = _joined_record(given.record, given.fixed)
@@ -148,7 +148,8 @@ def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
             review = steady and not given.many and solution.ended is not Status.time_limit
             again = method.review(problem, algorithm, solution, data, plan) if review else None
         assert solution is not None
-        plan = plan if again is None else again[1]
+        if again is not None:
+            solution, plan = dataclasses.replace(solution, status=Status.doubtful), again[1]
     return dataclasses.replace(
         solution,
         x=_as_given(solution.x, given.x0),
