@@ -125,7 +125,10 @@ def share_tasks(method, folder):
         np.testing.assert_allclose(together.history.upper[0], np.mean(alone), rtol=1e-9)
     else:
         by_hand = bilax.solve(JOINED, method, X0, jnp.stack([Y0] * 3), steps=STEPS, data=(MEANS,), callbacks=[_pass])
-        same(together, by_hand, exactly=False)
+        if isinstance(method, bilax.Auto):  # how many steps a follower takes hangs on rounding
+            np.testing.assert_allclose(together.upper, by_hand.upper, rtol=1e-9)
+        else:
+            same(together, by_hand, exactly=False)
 
 
 def start_many(method, folder):
