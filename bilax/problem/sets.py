@@ -275,8 +275,8 @@ def _onto_simplex(v: Array, total: Array) -> Array:
     v = v - jax.lax.stop_gradient(jnp.max(v))  # which changes nothing but the rounding of large numbers
     ordered, ranks = jax.lax.stop_gradient(-jnp.sort(-v)), jnp.arange(1, v.size + 1, dtype=v.dtype)
     surplus = (jnp.cumsum(ordered) - jax.lax.stop_gradient(total)) / ranks
-    # Not by comparing v with its own sorted copy: the compiler may round the two differently. Near the threshold it does
-    # not matter which side a coordinate falls on.
+    # Not by comparing v with its own sorted copy: the compiler may round the two differently. Near the threshold it
+    # does not matter which side a coordinate falls on.
     support = v > surplus[jnp.sum(ordered > surplus) - 1]
     share = (total - jnp.sum(jnp.where(support, v, 0))) / jnp.sum(support, dtype=v.dtype)
     projected = jnp.where(support, v + share, 0)

@@ -29,7 +29,7 @@ class Batches(NamedTuple):
     """An iterable of batches, its first one taken out to know the shapes."""
 
     first: tuple[Any, ...]
-    source: Iterable[tuple[Any, ...]]
+    source: Iterable[Any]
 
     def capacity(self, steps: int) -> int:
         """How many batches one chunk holds at the most."""
@@ -91,7 +91,7 @@ class Reader:
         self.thread = threading.Thread(target=self._read, args=(batches.source, skip, wanted), daemon=True)
         self.thread.start()
 
-    def _read(self, source: Iterable[tuple[Any, ...]], skip: int, wanted: int) -> None:
+    def _read(self, source: Iterable[Any], skip: int, wanted: int) -> None:
         try:
             starting_at = getattr(source, "starting_at", None)
             batches = starting_at(skip) if starting_at else itertools.islice(source, skip, None)
