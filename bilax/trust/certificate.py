@@ -5,6 +5,7 @@ Everything here runs in double precision, whatever the caller's setting, and rep
 
 import enum
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,12 +15,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from bilax.follower.newton import Newton
 from bilax.follower.trajectory import ArgMax
+from bilax.gradient.implicit import DENSE
 from bilax.gradient.phi import approximate
 from bilax.methods.recipes import Method
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
-from bilax.problem.problem import Problem
+from bilax.problem.problem import Follower, Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Ball, Box, NonNegative, Reals, Simplex
 from bilax.problem.terms import inside
@@ -346,14 +349,27 @@ def _from_search(
 
 
 def _stationary_upper(flat: FlatProblem, x: Array, findings: _Findings) -> float:
-    """The lowest F at those ends of descents from which one step more would gain nothing to speak of."""
-    search = WideSearch(flat, x, findings.point, is_box=True)
-    upper = jax.jit(flat.upper)
-    best = np.inf
-    for end in findings.ends:
-        if search.one_step(end)[1] <= findings.tolerance:
-            best = float(np.fmin(best, upper(x, end)))
-    return best
+    """The lowest F at stationary followers: where Newton's method arrives from the ends of the descents.
+
+    Those ends themselves will not do: where f is stiff, a step gains next to nothing far from any stationary point.
+    """
+    if not len(findings.ends) or findings.point.size > DENSE:
+        return np.inf
+    follower = Follower(lambda y: flat.upper(x, y), lambda y: flat.lower(x, y), _Projected(flat.project_y))
+    newton = Newton()
+
+    def arrive(end):
+        state = jax.lax.fori_loop(0, 30, lambda k, state: newton.step(k, state, follower), newton.init(end))
+        return follower.upper(state.y), state.unsolved
+
+    uppers, unsolved = jax.jit(lambda ends: jax.lax.map(arrive, ends))(jnp.asarray(findings.ends))
+    return float(np.nanmin(np.where(unsolved <= 1e-8, uppers, np.inf), initial=np.inf))
+
+
+class _Projected(eqx.Module):
+    """A set of flat vectors, by its projection."""
+
+    project: Callable[[Array], Array]
 
 
 @quick_jit
