@@ -93,7 +93,7 @@ def test_run_writes_a_folder_that_can_be_resumed_and_reported(tmp_path, capsys):
     assert record.result is not None
     assert result["upper"] == record.result["upper"]
     assert {name: values.shape for name, values in record.history.items()} == dict.fromkeys(
-        ("upper", "lower", "residual", "k_bar", "grad_x_norm", "grad_z_norm"), (40,)
+        ("upper", "lower", "residual", "k_bar", "grad_x_norm", "grad_z_norm", "follower_steps"), (40,)
     )
     assert run_cli("run", "toy", "--outer-steps", 40, "--out", folder) == 2
     assert "add --resume" in capsys.readouterr().err

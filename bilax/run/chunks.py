@@ -273,11 +273,13 @@ class _Drive:
 
     def _next_step(self) -> dict[str, float]:
         """What the next outer step gives, computed and not taken."""
-        after, _ = _advance(self.loop, self.state, *self._chunk(1, self._room(self.batch)))
+        after, entry = _advance(self.loop, self.state, *self._chunk(1, self._room(self.batch)))
         point = self.loop.algorithm.point
         moves = zip(point(after.carry), point(self.state.carry), strict=True)
         x, z = (float(optax.tree.norm(jax.tree.map(jnp.subtract, new, old))) for new, old in moves)
-        upper, lower = (float(np.mean(value)) for value in (after.good.upper, after.good.lower))
+        # A run that has ended leaves no entry.
+        found = zip((entry.upper, entry.lower), (after.good.upper, after.good.lower), strict=True)
+        upper, lower = (float(np.mean(np.where(np.isnan(one[..., 0]), good, one[..., 0]))) for one, good in found)
         return {"upper": upper, "lower": lower, "move of x": x, "move of z": z}
 
 

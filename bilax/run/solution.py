@@ -103,7 +103,7 @@ class History(NamedTuple):
     grad_x_norm: Any
     grad_z_norm: Any
     """zero for starts that are not optimised"""
-    follower_steps: Any
+    follower_steps: Any = ()
     """how many steps the follower took; 0 where the method does not tell"""
     record: Any = ()
     """what `solve(record=...)` returned"""
