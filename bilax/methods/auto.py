@@ -34,7 +34,7 @@ LANES = 24
 """leader starts where one costs little"""
 FEW = 4
 """leader starts where one costs more"""
-ROUNDS = 2
+ROUNDS = 4
 """how often, where there are many, some coordinates of the best are drawn anew"""
 
 

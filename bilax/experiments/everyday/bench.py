@@ -88,7 +88,7 @@ class EverydayBench(Target):
         return stored
 
     def show(self, results: dict[str, Any]) -> list[Path]:
-        columns = ["problem", "F at x0", "best", "F", "claimed", "progress, %", "SciPy, %", "seconds", "status", "plan"]
+        columns = ["problem", "F at x0", "best", "F", "claimed", "progress, %", "SciPy, %", "seconds", "status"]
         for call in CALLS:
             rows = [[name, r["start"], r["best"], *_row(r, r[call])] for name, r in results.items() if call in r]
             if rows:
