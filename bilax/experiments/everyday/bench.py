@@ -112,7 +112,7 @@ def _fits(stored: dict[str, Any] | None, everyday: Everyday) -> bool:
 def _row(problem: dict[str, Any], end: dict[str, Any]) -> list[Any]:
     local = _progress(problem, problem["local"])
     percent = [100 * float(share) for share in (end["progress"], local)]
-    return [end["value"], end["upper"], *percent, end["seconds"], end["status"].partition(":")[0], end["plan"][:60]]
+    return [end["value"], end["upper"], *percent, end["seconds"], end["status"].partition(":")[0]]
 
 
 def _progress(best: dict[str, Any], value: float) -> float:
