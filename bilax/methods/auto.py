@@ -11,7 +11,7 @@ import scipy.special
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from bilax.follower.dynamics import GradientDescent, Nesterov, cauchy_step
+from bilax.follower.dynamics import GradientDescent, Nesterov, cauchy_step, dtype_of
 from bilax.follower.lbfgs import LBFGS
 from bilax.follower.newton import Newton
 from bilax.follower.several_starts import SeveralStarts
@@ -67,7 +67,7 @@ class Auto(eqx.Module):
         size, reasons = optax.tree.size(y0), []
         solver, why = choose_solver(problem, x0, y0, data)
         reasons.append(why)
-        tolerance = 1e-8 if _kind(y0) == jnp.float64 else 1e-4
+        tolerance = 1e-8 if dtype_of(y0) == jnp.float64 else 1e-4
         method = Method(
             300 if isinstance(solver, Newton) else 5000,
             solver,
@@ -152,10 +152,6 @@ def auto() -> Auto:
 
 _PLACES = 3
 """points x at which the follower is surveyed"""
-
-
-def _kind(tree: PyTree) -> Any:
-    return jnp.result_type(*jax.tree.leaves(tree))
 
 
 def choose_solver(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Any, str]:
