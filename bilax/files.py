@@ -5,6 +5,7 @@ to any size: so the kind is asked before a file is read, and the size before mem
 so that all may use it.
 """
 
+import bz2
 import contextlib
 import gzip
 import hashlib
@@ -29,7 +30,7 @@ TEXT_BYTES = 1 << 24
 MEMBERS = 40_000
 """of an archive at the most; the largest real one, of Omniglot, has about 20,000"""
 BLOCK = 1 << 20
-GZIP, NPY = b"\x1f\x8b", b"\x93NUMPY"
+GZIP, BZIP2, NPY = b"\x1f\x8b", b"BZh", b"\x93NUMPY"
 
 
 class DataError(ValueError):
@@ -97,7 +98,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_unpacked(path: Path) -> bytes:
-    """The content of a file, unpacked if it is gzip (known by its first bytes, not by its name)."""
+    """The content of a file, unpacked if it is gzip or bzip2 (known by its first bytes, not by its name)."""
     return b"".join(_blocks(path))
 
 
@@ -112,17 +113,20 @@ def digest(path: Path) -> str:
 def _blocks(path: Path) -> Iterator[bytes]:
     with opened(path) as file:
         packed = os.fstat(file.fileno()).st_size
-        is_gzip = file.read(2) == GZIP
+        first = file.read(3)
         file.seek(0)
-        size = 0
+        size, stream, kind = 0, file, "plain"
+        if first.startswith(GZIP):
+            stream, kind = gzip.GzipFile(fileobj=file), "gzip"
+        elif first == BZIP2:
+            stream, kind = bz2.BZ2File(file), "bzip2"
         try:
-            stream = gzip.GzipFile(fileobj=file) if is_gzip else file
             while block := stream.read(BLOCK):
                 size += len(block)
                 check_size(path, size, may_unpack(packed), "unpacks to more than")
                 yield block
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: the gzip stream of {packed} bytes is damaged or cut off ({error}).") from error
+            raise DataError(f"{path}: the {kind} stream of {packed} bytes is damaged or cut off ({error}).") from error
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ with a sentence: within 5 seconds of computing, in 1 GB, without running anythin
 input is known by its kind, the seed and its number, and made again by them.
 """
 
+import bz2
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -38,6 +40,7 @@ from bilax.datasets import read_npz
 from bilax.datasets.folders import read_folder
 from bilax.datasets.idx import read_pair
 from bilax.datasets.imagenet import read_listed, read_mini_imagenet, read_tiered
+from bilax.datasets.libsvm import read_libsvm
 from bilax.datasets.omniglot import read_omniglot, read_omniglot_runs
 from bilax.experiments.few_shot.run import FewShot, save_learned
 from bilax.experiments.few_shot.trained import load_trained
@@ -72,6 +75,12 @@ def make_idx(folder: Path) -> None:
     images = struct.pack(">HBB3I", 0, 8, 3, 4, 5, 6) + bytes(120)
     (folder / "images").write_bytes(gzip.compress(images))
     (folder / "labels").write_bytes(struct.pack(">HBBI", 0, 8, 1, 4) + bytes(range(4)))
+
+
+def make_libsvm(folder: Path) -> None:
+    lines = b"".join(b"%d 1:0.5 %d:-1e-3 7:1\n" % (i % 2 * 2 - 1, 2 + i % 4) for i in range(40))
+    (folder / "packed").write_bytes(bz2.compress(lines))
+    (folder / "plain").write_bytes(lines)
 
 
 def make_npz(folder: Path) -> None:
@@ -144,6 +153,11 @@ def solve(folder: Path, steps: int = 9, **options: Any) -> bilax.Solution:
     return bilax.solve(PROBLEM, METHOD, jnp.ones(2), jnp.zeros(2), steps=steps, saving=saving, **options)
 
 
+def read_lines_of_features(folder: Path) -> None:
+    for name in ("packed", "plain"):
+        read_libsvm(folder / name, 7)
+
+
 def read_packed(folder: Path) -> None:
     read_tiered(folder / "images.pkl", folder / "labels.pkl").pictures[0][np.arange(1)]
 
@@ -164,6 +178,7 @@ def read_lines(folder: Path) -> None:
 
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any], int]] = {
     "idx": (make_idx, lambda folder: read_pair(folder / "images", folder / "labels", 10), 4),
+    "libsvm": (make_libsvm, read_lines_of_features, 4),
     "npz": (make_npz, lambda folder: read_npz(folder / "a.npz"), 6),
     "mini": (make_mini, lambda folder: read_mini_imagenet(folder / "a.pkl"), 6),
     "tiered": (make_tiered, read_packed, 6),
@@ -206,6 +221,13 @@ def changed(content: bytes, rng: random.Random) -> bytes:
     return bytes(found)
 
 
+@functools.cache
+def unpacking_to_much() -> list[bytes]:
+    """Small files of large content, and an archive of none."""
+    zeros = bytes(1 << 27)
+    return [png(4097), gzip.compress(zeros), bz2.compress(zeros), b"PK\x05\x06" + bytes(18)]
+
+
 def replaced(path: Path, rng: random.Random) -> None:
     """Something else in place of a file."""
     path.unlink()
@@ -224,7 +246,11 @@ def replaced(path: Path, rng: random.Random) -> None:
         with path.open("wb") as file:
             np.savez_compressed(file, x=np.zeros((1 << 13, 1 << 14), np.uint8), y=np.zeros(1 << 13, np.uint8))
     else:
-        path.write_bytes(rng.choice([png(4097), gzip.compress(bytes(1 << 27)), b"PK\x05\x06" + bytes(18)]))
+        path.write_bytes(
+            rng.choice(
+                [png(4097), gzip.compress(bytes(1 << 27)), bz2.compress(bytes(1 << 27)), b"PK\x05\x06" + bytes(18)]
+            )
+        )
 
 
 def harm(folder: Path, rng: random.Random) -> str:

@@ -1,5 +1,6 @@
 """Reading, finding and fetching data; whatever is wrong is named with its file and place."""
 
+import bz2
 import dataclasses
 import functools
 import gzip
@@ -31,6 +32,7 @@ from bilax.datasets import (
 from bilax.datasets.examples import check_labels, check_trusted, examples
 from bilax.datasets.fetching import download
 from bilax.datasets.idx import PARTS, parse_idx, read_pair
+from bilax.datasets.libsvm import read_libsvm
 from bilax.datasets.registry import cache_folder, candidates, check, fetch
 from bilax.experiments.few_shot.run import FewShot
 from tests.test_episodes import numbered
@@ -99,6 +101,55 @@ def test_idx_is_read_back(tmp_path, packed):
 def test_malformed_idx_names_the_place(content, place):
     with pytest.raises(DataError, match=f"some-file: .*{place}"):
         parse_idx(content, 3, "some-file")
+
+
+def test_libsvm_text_is_read_packed_or_not(tmp_path, monkeypatch):
+    lines = b"-1.0 2:0.5 22:-3e-2\n+1 1:1\n1\n"
+    (tmp_path / "ijcnn1").mkdir()
+    (tmp_path / "ijcnn1" / "ijcnn1.trn.bz2").write_bytes(bz2.compress(lines))
+    (tmp_path / "ijcnn1" / "ijcnn1.tst").write_bytes(lines[:20])
+    monkeypatch.setenv("BILAX_DATA", str(tmp_path))
+    train, test = load("ijcnn1")
+    expected = np.zeros((3, 22), np.float32)
+    expected[0, 1], expected[0, 21], expected[1, 0] = 0.5, -3e-2, 1
+    np.testing.assert_array_equal(train.inputs, expected)
+    np.testing.assert_array_equal(train.labels, [0, 1, 1])
+    np.testing.assert_array_equal(test.inputs, expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (b"1 4:1", "contains 4 features"),
+        (b"1 0:1", "Invalid index 0"),
+        (b"1 2:1 1:1", "sorted and unique"),
+        (b"1 1:nan", "a value is not finite"),
+        (b"1 1:1e39", "a value is not finite"),
+        (b"2 1:1", "neither -1 nor 1"),
+        (b"1 1", "need more than 1 value"),
+        (b"1 99999999999999999999:1", "too large"),
+        (b"\xff\xfe", "could not convert"),
+    ],
+)
+def test_malformed_libsvm_text_names_the_line(tmp_path, wrong, why):
+    path = tmp_path / "some"
+    good = [b"-1 1:1 3:2"] * 9
+    path.write_bytes(b"\n".join([*good[:6], wrong, *good[6:], wrong]))
+    with pytest.raises(DataError, match=rf"some: line 7 cannot be read \(.*{why}"):
+        read_libsvm(path, 3)
+
+
+def test_libsvm_text_that_would_fill_the_memory_or_is_cut_is_refused(tmp_path):
+    path = tmp_path / "some"
+    path.write_bytes(b"1\n" * (1 << 20))
+    with pytest.raises(DataError, match=r"some: becomes .* bytes, more than"):
+        read_libsvm(path, 22)
+    path.write_bytes(bz2.compress(b"1 1:1\n" * 100)[:-5])
+    with pytest.raises(DataError, match=r"the bzip2 stream of .* is damaged or cut off"):
+        read_libsvm(path, 22)
+    path.write_bytes(b"\n")
+    with pytest.raises(DataError, match="holds no examples"):
+        read_libsvm(path, 22)
 
 
 def test_cut_gzip_names_the_file(tmp_path):

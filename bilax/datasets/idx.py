@@ -23,9 +23,9 @@ def load_idx(folder: Path) -> tuple[Examples, Examples]:
 
 
 def packed_or_not(path: Path) -> Path:
-    """`path`, or what gzip made of it if only that is there."""
-    packed = path.with_name(f"{path.name}.gz")
-    return packed if packed.exists() and not path.exists() else path
+    """`path`, or what gzip or bzip2 made of it if only that is there."""
+    packed = (path.with_name(f"{path.name}.{ending}") for ending in ("gz", "bz2"))
+    return path if path.exists() else next((file for file in packed if file.exists()), path)
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:

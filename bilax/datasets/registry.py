@@ -18,6 +18,7 @@ from bilax.datasets.examples import Examples
 from bilax.datasets.fetching import fetch_files
 from bilax.datasets.folders import load_folder
 from bilax.datasets.idx import PARTS, load_idx, packed_or_not
+from bilax.datasets.libsvm import IJCNN1, load_ijcnn1
 from bilax.datasets.omniglot import FULL, RUNS, SMALL, load_omniglot, read_omniglot_runs
 from bilax.files import DataError, digest
 
@@ -114,6 +115,13 @@ DATA_SETS = {
             "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
         **_IDX,
+    ),
+    "ijcnn1": DataSet(
+        licence="none stated",
+        origin="IJCNN 2001's challenge, on LIBSVM's page of binary data sets",
+        files=IJCNN1,
+        examples=load_ijcnn1,
+        quick_sizes=(1000, 1000, 1000, 2000),
     ),
     "sinusoid": DataSet(licence="none needed", origin="drawn as it is needed", functions=Sinusoids),
     "omniglot": DataSet(
