@@ -3,6 +3,7 @@
 import io
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -47,7 +48,8 @@ def _parse(lines: list[bytes], features: int) -> tuple[Float[np.ndarray, "n d"],
     content = io.BytesIO(b"\n".join(lines))
     with warnings.catch_warnings(), np.errstate(over="ignore"):
         warnings.simplefilter("ignore")
-        sparse, labels, *_ = load_svmlight_file(content, n_features=features, dtype=np.float32, zero_based=False)
+        options: Any = {"n_features": features, "dtype": np.float32, "zero_based": False}
+        sparse, labels, *_ = load_svmlight_file(content, **options)
     inputs = sparse.toarray()
     if not np.isin(labels, (-1, 1)).all():
         raise ValueError("its label is neither -1 nor 1")

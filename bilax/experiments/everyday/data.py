@@ -32,14 +32,14 @@ def _split(inputs: np.ndarray, target: np.ndarray, train: int, held_out: int | N
 @functools.cache
 def tumours() -> Split:
     """Breast cancer: 30 features on scales from 1e-3 to 1e3; the answer is −1 or 1."""
-    inputs, label = datasets.load_breast_cancer(return_X_y=True)
+    inputs, label = map(np.asarray, datasets.load_breast_cancer(return_X_y=True))
     return _split(inputs, 2.0 * label - 1, 285)
 
 
 @functools.cache
 def wrong_labels() -> Split:
     """Five features of 120 tumours, the labels of 30 of which are wrong; those held out are right."""
-    inputs, label = datasets.load_breast_cancer(return_X_y=True)
+    inputs, label = map(np.asarray, datasets.load_breast_cancer(return_X_y=True))
     split = _split(inputs[:, [0, 1, 4, 7, 8]], 2.0 * label - 1, 120, 150).standardised()
     sign = np.where(np.arange(120) < 30, -1.0, 1.0)
     return split._replace(target=sign * split.target)
@@ -71,7 +71,7 @@ def diabetes_products() -> Split:
 @functools.cache
 def digits() -> Split:
     """Pictures of five digits that are easily taken for each other, 64 grey values from 0 to 1."""
-    inputs, label = datasets.load_digits(return_X_y=True)
+    inputs, label = map(np.asarray, datasets.load_digits(return_X_y=True))
     classes = [1, 3, 5, 8, 9]
     kept = np.isin(label, classes)
     return _split(inputs[kept] / 16, np.searchsorted(classes, label[kept]), 150, 300)
