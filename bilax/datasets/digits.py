@@ -10,7 +10,7 @@ def load_digit_examples() -> tuple[Examples, Examples]:
     """Training and test examples; every fourth is for the test."""
     from sklearn.datasets import load_digits
 
-    inputs, labels = load_digits(return_X_y=True)
+    inputs, labels = map(np.asarray, load_digits(return_X_y=True))
     data = examples((inputs / 16).reshape(-1, 8, 8), labels)
     test = np.arange(len(data.labels)) % 4 == 0
     return data.take(np.flatnonzero(~test)), data.take(np.flatnonzero(test))
