@@ -41,6 +41,8 @@ COMMANDS = {
             "bilax.experiments.theory.theorems:Theory",
             "the lemmas and theorems, measured against what they predict",
         ),
+        "all": ("bilax.experiments.told.everything:Everything", "all of these, going on where it was broken off"),
+        "claims": ("bilax.experiments.told.pages:Claims", "the page that tells each claim beside what is stored"),
     },
     "diagnose": {
         "toy": ("bilax.experiments.diagnose:DiagnoseToy", "the non-convex example at a point"),

@@ -107,6 +107,10 @@ class Target(abc.ABC):
             refuse(f"{self.path} was made with {key} = {made}, not {asked}: run the command without --redraw.")
         return record["results"]
 
+    def left(self) -> int:
+        """How many parts are not stored with these settings yet."""
+        return int(stored_results(self.path, self, ("redraw",)) is None)
+
     def figure_path(self, suffix: str = "") -> Path:
         """Where a figure of this target goes."""
         return self.out / f"{self.name}{suffix}{'-quick' if self.quick else ''}.png"

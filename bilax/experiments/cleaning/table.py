@@ -185,6 +185,13 @@ class Table3(Target):
         """The cells that have been computed."""
         return super().stored() if self.quick else self._rows()
 
+    def left(self) -> int:
+        """How many cells are not stored."""
+        rows = {} if self.quick else dataclasses.replace(self, redraw=True)._rows()
+        return (
+            super().left() if self.quick else sum("missing" in cell for row in rows.values() for cell in row.values())
+        )
+
     def _rows(self) -> dict[str, Any]:
         """All methods and the plain baselines on each data set; with --redraw those that are stored."""
         return {data: {label: self._cell(data, label) for label in (*self.methods, *PLAIN)} for data in self.dataset}

@@ -148,6 +148,14 @@ class Table2(Target):
         """The cells that have been computed, however long they were given."""
         return super().stored() if self.quick else dataclasses.replace(self, minutes=0.0, patience=1)._all()
 
+    def left(self) -> int:
+        """How many cells are not stored, whatever ended them."""
+        if self.quick:
+            return super().left()
+        wanted = [(label, task) for label in self.methods for task in self.columns() if ONLY.get(label, task) == task]
+        cells = dataclasses.replace(self, redraw=True).stored()["cells"]
+        return sum(f"{way}-{shots}" not in cells.get(label, {}) for label, (way, shots) in wanted)
+
     def _all(self) -> dict[str, Any]:
         unknown = set(self.methods) - set(METHODS)
         if unknown:

@@ -1,0 +1,74 @@
+"""What `make docs` does beside mkdocs: runs the pages, makes those that come from results/, and sets formulas.
+
+BILAX_QUICK=1 takes small numbers in the tutorials. What a page printed is kept in .cache/docs until it, the package or
+its results change.
+"""
+
+import hashlib
+import html
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pages  # noqa: E402
+
+CACHE = ROOT / ".cache" / "docs"
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.S)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the tutorials and the pages that are made from stored results; leaves out what only makes them."""
+    from bilax.experiments.told.pages import pages_from_results
+
+    made = {f"tutorials/{path.stem}.md": pages.tutorial_to_markdown(path.read_text()) for path in _tutorials()}
+    made |= pages_from_results(ROOT / "results")
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
+    for path in sorted((ROOT / "results").glob("*.png")):
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    for file in [file for file in files if file.src_uri.endswith(".py")]:
+        files.remove(file)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The page with what its code prints and draws."""
+    if not any(pages.code_blocks(markdown)):
+        return markdown
+    key = hashlib.sha256("\n".join([markdown, _source(), os.environ.get("BILAX_QUICK", "")]).encode()).hexdigest()
+    kept = CACHE / key
+    if not kept.exists():
+        print(f"running {page.file.src_uri}", file=sys.stderr, flush=True)
+        shown = pages.run_page(markdown, page.file.src_uri)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        kept.write_text(shown)
+    return kept.read_text()
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Formulas as MathML, which browsers set without a script."""
+    return FORMULA.sub(_formula, content)
+
+
+def _formula(found: re.Match[str]) -> str:
+    return convert(html.unescape(found[2]).strip(), display="block" if found[1] == "div" else "inline")
+
+
+def _tutorials() -> list[Path]:
+    return sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+
+
+def _source() -> str:
+    found = hashlib.sha256()
+    for path in sorted((ROOT / "bilax").rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
