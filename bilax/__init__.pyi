@@ -38,6 +38,7 @@ from .methods.recipes import (
     t_rhg,
 )
 from .methods.value_function import ValueFunction, bvfim, penalty
+from .models.from_torch import from_torch, to_torch
 from .problem.polyhedra import Affine, Halfspace, Hyperplane, Polyhedron
 from .problem.problem import Follower, Problem
 from .problem.sets import Ball, Box, Each, L1Ball, NonNegative, Product, Reals, SecondOrderCone, Set, Simplex
@@ -136,6 +137,7 @@ __all__ = [
     "evaluate",
     "fhg",
     "fomaml",
+    "from_torch",
     "ia_gm",
     "ia_gm_a",
     "iaptt_gm",
@@ -154,4 +156,5 @@ __all__ = [
     "solve",
     "solve_global",
     "t_rhg",
+    "to_torch",
 ]
