@@ -1,4 +1,5 @@
 from .app.pictures import basin_map, landscape, leader_path
+from .cleaning.labels import CleanedLabels, clean_labels
 from .follower.dynamics import (
     Aggregated,
     Dynamics,
@@ -69,6 +70,7 @@ __all__ = [
     "Box",
     "Candidate",
     "Certificate",
+    "CleanedLabels",
     "ConfigurationError",
     "Cotangents",
     "Derivative",
@@ -133,6 +135,7 @@ __all__ = [
     "bvfim",
     "certify",
     "check_hypergradient",
+    "clean_labels",
     "diagnose",
     "evaluate",
     "fhg",
