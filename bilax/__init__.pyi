@@ -38,8 +38,10 @@ from .methods.recipes import (
     rhg,
     t_rhg,
 )
+from .methods.single_loop import soba
 from .methods.value_function import ValueFunction, bvfim, penalty
 from .models.from_torch import from_torch, to_torch
+from .problem.minibatches import Draws, Minibatches
 from .problem.polyhedra import Affine, Halfspace, Hyperplane, Polyhedron
 from .problem.problem import Follower, Problem
 from .problem.sets import Ball, Box, Each, L1Ball, NonNegative, Product, Reals, SecondOrderCone, Set, Simplex
@@ -76,6 +78,7 @@ __all__ = [
     "Derivative",
     "Diagnosis",
     "Displacement",
+    "Draws",
     "Dynamics",
     "Each",
     "EarlyStopping",
@@ -103,6 +106,7 @@ __all__ = [
     "Last",
     "Lq",
     "Method",
+    "Minibatches",
     "Nesterov",
     "Neumann",
     "Newton",
@@ -156,6 +160,7 @@ __all__ = [
     "reptile",
     "residual",
     "rhg",
+    "soba",
     "solve",
     "solve_global",
     "t_rhg",

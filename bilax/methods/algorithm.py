@@ -9,6 +9,9 @@ random key of its own. What else a run needs (health, the last good point, toler
 callbacks, saving, resuming, many starts) is the loop's and is the same for all algorithms. The end of a run is
 evaluated by a step that is not taken.
 
+An algorithm with an attribute `draws = (outer, inner)` gets in place of the tuple a `bilax.Draws`, which has so many
+independent batches of the leader's and of the follower's data for the step.
+
 A field named `optimizer` (or `z_optimizer`) is what `solve(optimizer=...)` replaces.
 """
 
@@ -54,8 +57,8 @@ class Evaluation(NamedTuple):
 class Algorithm(Protocol):
     """What an algorithm must offer; see the module's docstring."""
 
-    def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> PyTree: ...
-    def step(self, problem: Problem, carry: PyTree, data: tuple[Any, ...], key: Array) -> tuple[PyTree, Evaluation]: ...
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: Any) -> PyTree: ...
+    def step(self, problem: Problem, carry: PyTree, data: Any, key: Array) -> tuple[PyTree, Evaluation]: ...
     def point(self, carry: PyTree) -> tuple[PyTree, PyTree]: ...
 
 

@@ -80,7 +80,9 @@ class _Drive:
         self.batches, self.batch = None, None
         if isinstance(self.loop.data, Batches):
             self.batches, self.batch, self.loop = self.loop.data, self.loop.data.first, self.loop._replace(data=())
-        self.capacity = min(plan.steps, CAPACITY) if self.batches is None else self.batches.capacity(plan.steps)
+        self.capacity = (
+            min(plan.steps // self.loop.every, CAPACITY) if self.batches is None else self.batches.capacity(plan.steps)
+        )
         self.state: State = _begin(self.loop, plan.x0, plan.y0, plan.key, self.batch)
         self.parts: list[History] = []
         self.fresh: list[History] = []
@@ -112,7 +114,7 @@ class _Drive:
             ended = Status.stopped_by_callback if had_ended else self._go_on(saver, reader, show)
             self._save_before_leaving(saver)
         point, status = jax.device_get(_finish(self.loop, self.state, jnp.asarray(ended), self.batch))
-        solution = finished(point, status, np.asarray(self.state.step), self._history(), self.plan.fixed)
+        solution = finished(point, status, np.asarray(self.state.step), self._history(), self.plan)
         if ended in (Status.interrupted, Status.terminated):
             raise Interrupted(solution)
         return solution
@@ -125,7 +127,7 @@ class _Drive:
     def _go_on(self, saver: "_Saver | None", reader: Reader | None, show: Any) -> Status:
         pace, steps = _Pace(self.capacity), self.plan.steps
         while self.done < steps and np.any(np.asarray(self.state.status) == Status.running):
-            count, batches = self._until_due(saver, min(pace.count, steps - self.done)), None
+            count, batches = self._until_due(saver, min(pace.count, (steps - self.done) // self.loop.every)), None
             if reader is not None:
                 try:
                     count, batches = reader.take(count)
@@ -137,7 +139,7 @@ class _Drive:
             before = self.done
             with pace.timing(count):
                 self.state, part = _advance(self.loop, self.state, *self._chunk(count, batches))
-                taken = self.done - before
+                taken = (self.done - before) // self.loop.every
             if batches is not None and taken:
                 self.batch = _entry(batches, taken - 1)
             self._record(jax.device_get(part), taken)
@@ -160,10 +162,10 @@ class _Drive:
         return jnp.asarray(count), self.capacity, batches
 
     def _until_due(self, saver: "_Saver | None", count: int) -> int:
-        """At most `count` steps, so that no checkpoint or callback that is due at a step is passed by."""
+        """At most `count` entries of the history, so that nothing that is due at a step is passed by."""
         every = [getattr(callback, "every", None) for callback in self.options.callbacks]
         every += [saver.saving.every_steps] if saver is not None else []
-        return min([count, *(n - self.done % n for n in every if n)])
+        return min([count, *((n - self.done % n) // self.loop.every for n in every if n)])
 
     def _why_stop(self) -> Status | None:
         if self.received:
@@ -267,6 +269,7 @@ class _Drive:
             ),
             "x0": checkpoint.fingerprint(self.plan.x0),
             "y0": checkpoint.fingerprint(self.plan.y0),
+            "record_every": str(self.loop.every),
             "key": checkpoint.fingerprint(self.plan.key),
             "data": "read while running" if read else checkpoint.fingerprint(eqx.filter(data, eqx.is_array)),
         }
@@ -291,9 +294,10 @@ def _entry(batches: PyTree, i: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[i], batches)
 
 
-def finished(good: Point, status: Any, steps: Any, history: History, fixed: Fixed) -> Solution:
+def finished(good: Point, status: Any, steps: Any, history: History, plan: Plan) -> Solution:
     """What a run returns."""
-    solution = Solution(**_as_written(good, fixed)._asdict(), status=status, steps=steps, history=history)
+    found, every = _as_written(good, plan.fixed)._asdict(), plan.loop.every
+    solution = Solution(**found, status=status, steps=steps, history=history, record_every=every)
     return solution if np.ndim(steps) else solution.trimmed()
 
 

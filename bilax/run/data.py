@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilax.problem.checks import as_arrays
+from bilax.problem.minibatches import Minibatches
 
-Data = tuple[Any, ...] | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...] | list[Any]]
+Data = tuple[Any, ...] | Minibatches | Callable[[Any, Any], tuple[Any, ...]] | Iterable[tuple[Any, ...] | list[Any]]
 """What both objectives get after (x, y): a tuple; a function (step, key) -> tuple, which is traced; or an
 iterable of tuples of the same shapes and types, one for each outer step.
 
@@ -38,10 +39,15 @@ class Batches(NamedTuple):
 
 
 def check_data(data: Any) -> Any:
-    """The data in the loop's form: a tuple, a function, or `Batches`."""
-    what = "data must be a tuple (write data=(batch,) for one value), a function (step, key) -> tuple or an iterable"
+    """The data in the loop's form: a tuple, `Minibatches`, a function, or `Batches`."""
+    what = (
+        "data must be a tuple (write data=(batch,) for one value), bilax.Minibatches, a function (step, key) -> tuple "
+        "or an iterable"
+    )
     if isinstance(data, tuple):
         return as_arrays("data", data)
+    if isinstance(data, Minibatches):
+        return data
     if callable(data):
         example = jax.eval_shape(data, 0, jax.random.key(0))
         if not isinstance(example, tuple):

@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from bilax.methods.algorithm import Algorithm, Evaluation
 from bilax.problem.compiled import compiled
+from bilax.problem.minibatches import Draws
 from bilax.problem.problem import Problem
 from bilax.problem.trees import all_finite, choose
 from bilax.run.solution import History, Status
@@ -26,13 +27,15 @@ class Loop(NamedTuple):
     problem: Problem
     algorithm: Algorithm
     data: Any
-    """a tuple, or a traced function (step, key) -> tuple; not used where batches are handed in"""
+    """a tuple, `Minibatches`, or a traced function (step, key) -> tuple; not used where batches are handed in"""
     tolerance: float | None
     record: Record
     many: bool = False
     """whether every leaf of the state has a leading axis, one entry per start"""
     data_axes: Any = None
     """which leaves of the data have that axis too, as `in_axes` of jax.vmap"""
+    every: int = 1
+    """outer steps for one entry of the history, one evaluation and one look at the health"""
 
 
 class Point(NamedTuple):
@@ -63,18 +66,17 @@ class State(NamedTuple):
 
 def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> State:
     """The state before the first outer step; `batch` is an example of data that come from outside."""
-    data = _data(loop, jnp.zeros((), int), key) if batch is None else batch
 
-    def one(x0, y0, data):
-        carry = loop.algorithm.init(loop.problem, x0, y0, data)
+    def one(draws, x0, y0):
+        carry = loop.algorithm.init(loop.problem, x0, y0, _data(loop, draws))
         state = State(carry, key, jnp.zeros((), int), jnp.asarray(Status.running), None, None)  # pyright: ignore
-        found = jax.eval_shape(lambda: _evaluated(loop, state, data)[1])
+        found = jax.eval_shape(lambda: _evaluated(loop, state, draws)[1])
         scale = nothing((), found.upper.dtype), nothing((), found.upper.dtype)
         unknown = jax.tree.map(lambda leaf: nothing(leaf.shape, leaf.dtype), found)
         y = jax.tree.map(lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype), y0, unknown.y)
         return state._replace(good=unknown._replace(x=x0, z=y0, y=y), scale=scale)
 
-    return jax.vmap(one, (0, 0, loop.data_axes))(x0, y0, data) if loop.many else one(x0, y0, data)
+    return _for_each_start(loop, one, _draws(loop, jnp.zeros((), int), key, batch), x0, y0)
 
 
 def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree = None) -> tuple[State, History]:
@@ -84,11 +86,9 @@ def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree
     """
 
     def outer_step(i, state):
-        data = _data_of(loop, state) if batches is None else jax.tree.map(lambda leaf: leaf[i], batches)
-        if not loop.many:
-            return _outer_step(loop, state, data)
-        each = jax.vmap(functools.partial(_outer_step_if_running, loop), (0, loop.data_axes, 0))
-        return each(state, data, jnp.arange(state.status.shape[0]))
+        batch = None if batches is None else jax.tree.map(lambda leaf: leaf[i], batches)
+        step = _outer_step_if_running if loop.many else _outer_step
+        return _for_each_start(loop, functools.partial(step, loop), _draws_of(loop, state, batch), state)
 
     entry = jax.eval_shape(lambda: outer_step(0, state)[1])
     starts = 1 if loop.many else 0
@@ -115,28 +115,29 @@ def finish(loop: Loop, state: State, ended: Any, batch: Any = None) -> tuple[Poi
     `ended` is the status of a run that was stopped while still running. The end is evaluated by a step that is not
     taken, so the compiler drops all of it but the evaluation.
     """
-    data = _data_of(loop, state) if batch is None else batch
 
-    def one(state, data):
-        _, point, found = _evaluated(loop, state, data)
+    def one(draws, state):
+        _, point, found = _evaluated(loop, state, draws)
         health = _health(found._replace(solved=True), ())
         status = jnp.where(state.status == Status.running, ended, state.status)
         failed = functools.reduce(jnp.logical_or, [status == each for each in Status if each.failed])
         keep = (health == Status.running) & ~failed
         return choose(keep, point, state.good), jnp.where(keep | failed, status, health)
 
-    return jax.vmap(one, (0, loop.data_axes))(state, data) if loop.many else one(state, data)
+    return _for_each_start(loop, one, _draws_of(loop, state, batch), state)
 
 
-def _outer_step_if_running(loop: Loop, state: State, data: tuple[Any, ...], index: Array) -> tuple[State, History]:
+def _outer_step_if_running(loop: Loop, draws: Draws, state: State) -> tuple[State, History]:
     """One of many starts: those that have ended stay as they are."""
     running = state.status == Status.running
-    after, entry = _outer_step(loop, state, data, index)
+    after, entry = _outer_step(loop, draws, state)
     return choose(running, after, state), choose(running, entry, jax.tree.map(_nothing_like, entry))
 
 
-def _outer_step(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0) -> tuple[State, History]:
-    after, point, found = _evaluated(loop, state, data, index)
+def _outer_step(loop: Loop, draws: Draws, state: State) -> tuple[State, History]:
+    after, point, found = _evaluated(loop, state, draws)
+    if loop.every > 1:
+        after = jax.lax.fori_loop(1, loop.every, lambda i, carry: _stepped(loop, state, carry, draws, i)[0], after)
     x, z = loop.algorithm.point(state.carry)
     x_next, z_next = loop.algorithm.point(after)
     status = _health(found, (found.grad_x, found.grad_z, x_next, z_next))
@@ -155,31 +156,55 @@ def _outer_step(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0)
     # A point may be good where it is finite, even if its gradient is not.
     keep = all_finite(point) & (status != Status.diverged) & _better(point, state.good)
     stay = state._replace(status=status, good=choose(keep, point, state.good), scale=scale)
-    on = stay._replace(carry=after, step=state.step + 1)
+    on = stay._replace(carry=after, step=state.step + loop.every)
     # A step that was not taken leaves no entry.
     return choose(ok, on, stay), choose(ok, entry, jax.tree.map(_nothing_like, entry))
 
 
-def _evaluated(loop: Loop, state: State, data: tuple[Any, ...], index: Any = 0) -> tuple[PyTree, Point, Evaluation]:
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1), index)
-    after, found = _traced_once(loop.algorithm, loop.problem, state.carry, data, key)
+def _evaluated(loop: Loop, state: State, draws: Draws) -> tuple[PyTree, Point, Evaluation]:
+    after, found = _stepped(loop, state, state.carry, draws, 0)
     numbers = (jnp.asarray(v) for v in (found.upper, found.lower, found.residual, found.k_bar))
     return after, Point(*loop.algorithm.point(state.carry), found.y, *numbers), found
 
 
+def _stepped(loop: Loop, state: State, carry: PyTree, draws: Draws, i: Any) -> tuple[PyTree, Evaluation]:
+    """The step that comes i steps after the state."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(state.key, state.step + i), 1), draws.start)
+    return _traced_once(loop.algorithm, loop.problem, carry, _data(loop, draws.later(i)), key)
+
+
 @compiled
-def _traced_once(algorithm: Algorithm, problem: Problem, carry: PyTree, data: tuple[Any, ...], key: Array) -> Any:
+def _traced_once(algorithm: Algorithm, problem: Problem, carry: PyTree, data: Any, key: Array) -> Any:
     """The algorithm's step; the loop meets it four times, and JAX remembers what it traced."""
     return algorithm.step(problem, carry, data, key)
 
 
-def _data_of(loop: Loop, state: State) -> tuple[Any, ...]:
-    """The data of the next step, common to all starts where there are many."""
-    return _data(loop, jnp.max(state.step), state.key[0] if loop.many else state.key)
+def _draws_of(loop: Loop, state: State, batch: Any) -> Draws:
+    """The data of the next step; its number is that of the starts that still run, where there are many."""
+    return _draws(loop, jnp.max(state.step), state.key[0] if loop.many else state.key, batch)
 
 
-def _data(loop: Loop, step: Array, key: Array) -> tuple[Any, ...]:
-    return loop.data(step, jax.random.fold_in(key, step)) if callable(loop.data) else loop.data  # pyright: ignore
+def _draws(loop: Loop, step: Array, key: Array, batch: Any) -> Draws:
+    counts = getattr(loop.algorithm, "draws", (1, 1))
+    return Draws(loop.data if batch is None else batch, step, key, counts, axes=loop.data_axes)
+
+
+def _data(loop: Loop, draws: Draws) -> Any:
+    """What the algorithm gets: all draws if it asks for them, else one batch."""
+    return draws if hasattr(loop.algorithm, "draws") else draws.upper()
+
+
+def _for_each_start(loop: Loop, function: Callable[..., Any], draws: Draws, *trees: PyTree) -> Any:
+    """function(draws, *trees); where there are many starts for each, with its part of a tuple of data."""
+    if not loop.many:
+        return function(draws, *trees)
+    starts = jnp.arange(jax.tree.leaves(trees)[0].shape[0])
+    if not isinstance(draws.source, tuple):
+        return jax.vmap(lambda start, *trees: function(draws.of(start, draws.source), *trees))(starts, *trees)
+    each = jax.vmap(
+        lambda start, data, *trees: function(draws.of(start, data), *trees), (0, loop.data_axes, *(0,) * len(trees))
+    )
+    return each(starts, draws.source, *trees)
 
 
 def _health(found: Evaluation, others: Any) -> Array:

@@ -16,6 +16,7 @@ class Watching(TypedDict, total=False):
     resume: bool
     time_limit: float | None
     throw: bool
+    record_every: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,9 @@ class RunOptions:
     - `saving`, `resume`: where and how often to save; go on from the newest whole checkpoint there. A resumed run
       equals an uninterrupted one bit for bit.
     - `time_limit`: end after so many seconds.
+    - `record_every`: outer steps to one entry of the history. The run is evaluated and looked after (health, tolerance,
+      best point) once in so many steps, so that steps of a few microseconds are not outweighed; where something goes
+      wrong between, the run goes back to the last look.
     - `throw`: raise `BilevelError` where a run breaks off; otherwise look at `solution.status`.
     """
 
@@ -36,6 +40,7 @@ class RunOptions:
     resume: bool = False
     time_limit: float | None = None
     throw: bool = False
+    record_every: int = 1
 
     def __post_init__(self):
         if self.saving is not None and not isinstance(self.saving, Saving):
@@ -46,8 +51,18 @@ class RunOptions:
             every = getattr(callback, "every", None)
             if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
                 raise ValueError(f"{callback}.every must be None or a whole number of at least 1, got {every!r}.")
+        n = self.record_every
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"record_every must be a whole number of at least 1, got {n!r}.")
+        for name, every in self._intervals().items():
+            if every is not None and every % n:
+                raise ValueError(f"{name} is {every}, which is no multiple of record_every={n}: make it one.")
         if self.resume and self.saving is None:
             raise ValueError("resume=True needs saving=bilax.Saving(folder), where the run was saved.")
+
+    def _intervals(self) -> dict[str, int | None]:
+        own = {f"{callback}.every": getattr(callback, "every", None) for callback in self.callbacks}
+        return own if self.saving is None else {**own, "Saving(every_steps=...)": self.saving.every_steps}
 
     @property
     def in_chunks(self) -> bool:

@@ -90,7 +90,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class History(NamedTuple):
-    """One entry per outer step, taken at the (x, z) that the step started from."""
+    """One entry per outer step, taken at the (x, z) that the step started from; with `solve(record_every=n)` per n."""
 
     upper: Any
     """φ(x, z) = F(x, y_k̄)"""
@@ -128,6 +128,8 @@ class Solution(eqx.Module):
     history: History
     plan: Any = eqx.field(static=True, default=None)
     """what `bilax.auto()` chose, and why"""
+    record_every: int = eqx.field(static=True, default=1)
+    """outer steps to one entry of the history"""
 
     @property
     def ended(self) -> Status:
@@ -166,5 +168,5 @@ class Solution(eqx.Module):
     def trimmed(self) -> "Solution":
         """With plain numbers for status and steps, and a history as long as the run."""
         steps = int(self.steps)
-        history = jax.tree.map(lambda leaf: np.asarray(leaf)[:steps], self.history)
+        history = jax.tree.map(lambda leaf: np.asarray(leaf)[: steps // self.record_every], self.history)
         return dataclasses.replace(self, status=Status(int(self.status)), steps=steps, history=history)

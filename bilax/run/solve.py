@@ -20,6 +20,7 @@ from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.checks import check_inside, check_point, warn_of_doubles
 from bilax.problem.compiled import compiled
 from bilax.problem.joined_tasks import all_tasks
+from bilax.problem.minibatches import Draws, of_start
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
@@ -59,7 +60,8 @@ def solve(
     - `steps`: outer steps at the most; 500 by default, for `auto` 5,000 evaluations.
     - `optimizer`, `z_optimizer`: any optax transformation for x and for z (the same one if not given; SGD with rate
       0.1 by default); x is projected onto X and z onto Y after each update.
-    - `data`: a tuple that the objectives get after (x, y); a traced function (step, key) -> such a tuple; or an
+    - `data`: a tuple that the objectives get after (x, y); `bilax.Minibatches` of the leader's and of the follower's
+      examples; a traced function (step, key) -> such a tuple; or an
       iterable of such tuples, one per outer step. It is skipped forward to where a resumed run was, by its method
       `starting_at(step)` if it has one. No more than `steps` batches are read; a run that ends early may have read
       some that it did not use.
@@ -69,7 +71,7 @@ def solve(
     - `key`: makes a run with random data repeatable.
     - `tolerance`: end as converged once the residual and the relative outer step are below it.
     - `record`: a function (x, z, info) of each outer step whose values come back in `history.record`.
-    - `progress`, `callbacks`, `saving`, `resume`, `time_limit`, `throw`: see `bilax.RunOptions`.
+    - `progress`, `callbacks`, `saving`, `resume`, `time_limit`, `throw`, `record_every`: see `bilax.RunOptions`.
 
     Without progress, callbacks, saving, an iterable and a time limit the whole run is one compiled call; with
     them it is a few, each about half a second long. Where a run fails, the solution is the best solved point that
@@ -132,10 +134,12 @@ def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
         if given.tasks:
             problem, y0 = _joined_tasks(problem, method, y0, data)
         # One step's data, and of many starts the first.
-        example: Any = data.first if isinstance(data, Batches) else data if steady else data(0, given.key)  # pyright: ignore
+        example: Any = (
+            data.first if isinstance(data, Batches) else Draws(data, jnp.zeros((), int), given.key, (1, 1)).upper()
+        )
         one = x0, y0, example
         if given.many:
-            one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), _of_first_start(example, given.data_axes)
+            one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), of_start(example, given.data_axes, 0)
         algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many)
         again, solution = (algorithm, plan), None
         for _ in range(2):
@@ -157,15 +161,6 @@ def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
         z=_as_given(solution.z, given.y0),
         plan=plan,
     )
-
-
-def _of_first_start(data: PyTree, axes: Any) -> PyTree:
-    def take(axis, part):
-        return part if axis is None else jax.tree.map(lambda leaf: jnp.take(leaf, 0, axis), part)
-
-    if axes is None or isinstance(axes, int):
-        return take(axes, data)
-    return jax.tree.map(take, axes, data, is_leaf=lambda axis: axis is None)
 
 
 def _floats_in_double(data: PyTree) -> PyTree:
@@ -230,13 +225,20 @@ def multistart(
 
 
 def _start(plan: Plan, options: RunOptions) -> Solution:
+    every = options.record_every
+    if plan.steps % every or (every > 1 and isinstance(plan.loop.data, Batches)):
+        raise ValueError(
+            f"record_every={every} is for steps that are a multiple of it, got {plan.steps}, and for data that are not "
+            "read from an iterable: give bilax.Minibatches, a tuple or a function."
+        )
+    plan = plan._replace(loop=plan.loop._replace(every=every))
     # The history of a whole run is there before the run: one too long for that is taken in parts.
-    if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps > 16 * CAPACITY:
+    if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps // every > 16 * CAPACITY:
         solution = drive(plan, options)
     else:
         run = (_run_once if isinstance(plan.loop.algorithm, SolvedFollower) else _run)(*plan[:5])
         point, status, taken, history = jax.device_get(run)
-        solution = finished(point, status, taken, history, plan.fixed)
+        solution = finished(point, status, taken, history, plan)
     if options.throw and solution.ended.failed:
         raise BilevelError(solution)
     return solution
@@ -244,7 +246,7 @@ def _start(plan: Plan, options: RunOptions) -> Solution:
 
 def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
     """A whole run as one program."""
-    state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps), steps)
+    state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps // loop.every), steps // loop.every)
     return *finish(loop, state, Status.step_limit), state.step, history
 
 

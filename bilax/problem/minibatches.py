@@ -1,0 +1,183 @@
+"""Mini-batches on the device: each outer step's own, found from its number alone, so that nothing has to be saved."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PyTree, UInt32
+
+from bilax.problem.checks import as_arrays
+
+ROUNDS = 12
+"""of the shuffle: each leaves a place as it is with probability ½, and 2⁻¹² is less than one place in most orders"""
+
+
+class Minibatches(eqx.Module):
+    """Data for `solve(data=...)` that stay on the device and are visited in batches, epoch by epoch.
+
+    `upper` and `lower` are trees of arrays with one example per row: the leader's and the follower's. Both objectives
+    get a batch of each, `upper(x, y, upper_batch, lower_batch)` and `lower(x, y, upper_batch, lower_batch)`, and use
+    their own, so the same objectives take all data by `data=(upper, lower)`. Either may be `()`. Where examples have
+    variables of their own, such as weights, let the number of the row be one of the arrays.
+
+    `size` is the number of rows in a batch; a pair for the two levels; None for all rows at every step. Rows are
+    shuffled once (`seed=None` leaves them as they are). Each epoch then cuts them, as a ring, from a random row on into
+    ⌊n / size⌋ blocks and visits these in random order without replacement; the n mod size rows that are left out
+    are others in each epoch. A method that wants several independent batches in one step (`draws`) takes the next ones.
+    Every start of `multistart` has an order of its own.
+    """
+
+    upper: "Rows"
+    lower: "Rows"
+
+    def __init__(self, upper: PyTree, lower: PyTree, size: Any = 64, seed: int | None = 0):
+        sizes = size if isinstance(size, tuple | list) else (size, size)
+        if len(sizes) != 2:
+            raise ValueError(f"size must be a number, None, or a pair (upper, lower) of these, got {size!r}.")
+        self.upper = Rows.of("upper", upper, sizes[0], seed)
+        self.lower = Rows.of("lower", lower, sizes[1], seed)
+
+
+class Rows(eqx.Module):
+    """One level's examples, the first few of them once more at the end, so that a block may run over it."""
+
+    arrays: PyTree
+    count: int = eqx.field(static=True)
+    size: int | None = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, name: str, arrays: PyTree, size: int | None, seed: int | None) -> "Rows":
+        """Checks, shuffles and copies to the device."""
+        arrays = jax.tree.map(np.asarray, as_arrays(name, arrays))
+        counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(arrays)}
+        if not counts:
+            return cls(arrays, 0, None)
+        if len(counts) > 1 or () in counts:
+            raise ValueError(f"the arrays of {name} need one example per row; their numbers of rows are {counts}.")
+        count = counts.pop()[0]
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= count):
+            raise ValueError(f"size must be from 1 to the {count} rows of {name}, or None for all, got {size!r}.")
+        if size is None:
+            return cls(jax.tree.map(jnp.asarray, arrays), count, None)
+        order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
+        ring = np.append(order, order[: size - 1])
+        return cls(jax.tree.map(lambda leaf: jnp.asarray(leaf[ring]), arrays), count, size)
+
+    @property
+    def blocks(self) -> int:
+        """How many batches an epoch has."""
+        return 1 if self.size is None else self.count // self.size
+
+    @property
+    def all(self) -> PyTree:
+        """Every row once."""
+        return jax.tree.map(lambda leaf: leaf[: self.count], self.arrays)
+
+    def batch(self, start: Any) -> PyTree:
+        """The rows from `start` on."""
+        if self.size is None:
+            return self.arrays
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, self.size), self.arrays)
+
+    def place(self, number: tuple[Any, Any], seed: UInt32[Array, ""]) -> tuple[Array, Array]:
+        """Which block, and from which row on, is visited at an (epoch, position)."""
+        epoch, position = number
+        seed = _hash(seed, epoch)
+        block = _shuffled(position, self.blocks, seed)
+        return block, (block * self.size + _hash(seed, ROUNDS) % self.count).astype(jnp.int32) % self.count
+
+
+class Draws(eqx.Module):
+    """The data of one outer step, as an algorithm with an attribute `draws` gets them.
+
+    `draws = (outer, inner)` is how many independent batches of the leader's and of the follower's data one step takes.
+    `upper(i)` and `lower(i)` are the i-th of them, as the tuple that the objectives get after (x, y); i may be traced.
+    A tuple given to `solve`, or an item of an iterable, serves for all of them; a function (step, key) is called with
+    another key for each.
+    """
+
+    source: Any
+    step: Int[Array, ""]
+    key: Array
+    counts: tuple[int, int] = eqx.field(static=True)
+    start: Any = 0
+    """which of many starts"""
+    axes: Any = eqx.field(static=True, default=None)
+    """which leaves of what a function returns have an axis for the starts"""
+
+    def upper(self, i: Any = 0) -> tuple[Any, ...]:
+        """Data for F: the leader's batch number i, and the follower's first."""
+        return self._draw(i, 0)
+
+    def lower(self, i: Any = 0) -> tuple[Any, ...]:
+        """Data for f: the follower's batch number i, and the leader's first."""
+        return self._draw(0, i)
+
+    def of(self, start: Any, source: Any) -> "Draws":
+        """Those of one start among many."""
+        return Draws(source, self.step, self.key, self.counts, start, self.axes)
+
+    def later(self, steps: Any) -> "Draws":
+        """The data of a later outer step."""
+        return eqx.tree_at(lambda draws: draws.step, self, self.step + steps)
+
+    def _draw(self, i: Any, j: Any) -> tuple[Any, ...]:
+        if isinstance(self.source, Minibatches):
+            levels = (self.source.upper, i), (self.source.lower, j)
+            return tuple(rows.batch(self._place(level, k)[1]) for level, (rows, k) in enumerate(levels))
+        if not callable(self.source):
+            return self.source
+        first = jax.random.fold_in(self.key, self.step)
+        number = i + j
+        key = first if isinstance(number, int) and number == 0 else jax.random.fold_in(first, number)
+        return of_start(self.source(self.step, key), self.axes, self.start)
+
+    def _place(self, level: int, i: Any) -> tuple[Array, Array]:
+        rows = (self.source.upper, self.source.lower)[level]
+        if rows.size is None:
+            return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+        words = jax.random.key_data(self.key)
+        seed = _hash(jnp.uint32(level), self.start)
+        for word in range(words.shape[-1]):
+            seed = _hash(seed, words[word])
+        # (step · count + i) / blocks without overflow
+        epochs, rest = self.step // rows.blocks, self.step % rows.blocks * self.counts[level] + i
+        return rows.place((epochs * self.counts[level] + rest // rows.blocks, rest % rows.blocks), seed)
+
+
+def of_start(data: PyTree, axes: Any, start: Any) -> PyTree:
+    """One start's part of data whose leaves have an axis for the starts where `axes` names one."""
+
+    def take(axis, part):
+        return part if axis is None else jax.tree.map(lambda leaf: jnp.take(leaf, start, axis), part)
+
+    if axes is None or isinstance(axes, int):
+        return take(axes, data)
+    return jax.tree.map(take, axes, data, is_leaf=lambda axis: axis is None)
+
+
+def _shuffled(place: Any, count: int, seed: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """Where a random permutation of 0, …, count − 1 takes a place; each is met exactly once.
+
+    The swap-or-not shuffle (Hoang, Morris and Rogaway 2012): a round pairs x with K − x and swaps the two or not by a
+    coin that both share. It costs some 200 operations on whole numbers for one place and stores nothing, where a
+    permutation would have to be drawn at the beginning of each epoch and carried along.
+    """
+    x, count = jnp.asarray(place).astype(jnp.uint32), jnp.uint32(count)
+    for round in range(ROUNDS):
+        total = _hash(seed, 2 * round + ROUNDS + 1) % count
+        partner = jnp.where(total >= x, total - x, total + count - x)
+        coin = _hash(_hash(seed, 2 * round + ROUNDS + 2), jnp.maximum(x, partner))
+        x = jnp.where(coin >> 31 == 1, partner, x)
+    return x
+
+
+def _hash(a: Any, b: Any) -> UInt32[Array, "..."]:
+    """A number that looks random, of two; the last steps of MurmurHash3 (Appleby)."""
+    h = (jnp.asarray(a).astype(jnp.uint32) ^ jnp.uint32(0x9E3779B9)) * jnp.uint32(0x85EBCA6B)
+    h = h + jnp.asarray(b).astype(jnp.uint32)
+    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+    return h ^ (h >> 16)
