@@ -1,5 +1,7 @@
 """Mini-batches on the device: epochs without replacement, the same after a break, another order for each start."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,7 @@ def test_the_shuffle_is_a_permutation_and_looks_like_any_other():
 
 def test_starts_have_orders_of_their_own_and_steps_far_on_do_not_overflow():
     own = [np.asarray(rows_of(jnp.arange(20), start)[1]) for start in (0, 1)]
-    assert not np.array_equal(*own)
+    assert (own[0] != own[1]).any()
     far = np.asarray(rows_of(jnp.arange(2**31 - 3, 2**31, dtype=jnp.int32))[1])
     assert ((far >= 0) & (far < 23)).all()
 
@@ -67,7 +69,7 @@ def toward(x, y, upper_batch, lower_batch):
 PROBLEM = bilax.Problem(mean_square, toward)
 
 
-def run(data=DATA, steps=40, method=None, **options):
+def run(data: Any = DATA, steps=40, method=None, **options):
     method = method or bilax.soba(0.1, 0.05)
     start = jnp.asarray(0.5), jnp.asarray(1.0)
     return bilax.solve(PROBLEM, method, *start, data=data, steps=steps, callbacks=[lambda *_: None], **options)

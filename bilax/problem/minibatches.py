@@ -45,7 +45,7 @@ class Rows(eqx.Module):
 
     arrays: PyTree
     count: int = eqx.field(static=True)
-    size: int | None = eqx.field(static=True)
+    size: int = eqx.field(static=True)
 
     @classmethod
     def of(cls, name: str, arrays: PyTree, size: int | None, seed: int | None) -> "Rows":
@@ -53,14 +53,14 @@ class Rows(eqx.Module):
         arrays = jax.tree.map(np.asarray, as_arrays(name, arrays))
         counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(arrays)}
         if not counts:
-            return cls(arrays, 0, None)
+            return cls(arrays, 0, 0)
         if len(counts) > 1 or () in counts:
             raise ValueError(f"the arrays of {name} need one example per row; their numbers of rows are {counts}.")
         count = counts.pop()[0]
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= count):
             raise ValueError(f"size must be from 1 to the {count} rows of {name}, or None for all, got {size!r}.")
-        if size is None:
-            return cls(jax.tree.map(jnp.asarray, arrays), count, None)
+        if size is None or size == count:
+            return cls(jax.tree.map(jnp.asarray, arrays), count, count)
         order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
         ring = np.append(order, order[: size - 1])
         return cls(jax.tree.map(lambda leaf: jnp.asarray(leaf[ring]), arrays), count, size)
@@ -68,7 +68,7 @@ class Rows(eqx.Module):
     @property
     def blocks(self) -> int:
         """How many batches an epoch has."""
-        return 1 if self.size is None else self.count // self.size
+        return 1 if self.size == self.count else self.count // self.size
 
     @property
     def all(self) -> PyTree:
@@ -77,7 +77,7 @@ class Rows(eqx.Module):
 
     def batch(self, start: Any) -> PyTree:
         """The rows from `start` on."""
-        if self.size is None:
+        if self.size == self.count:
             return self.arrays
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, self.size), self.arrays)
 
@@ -136,7 +136,7 @@ class Draws(eqx.Module):
 
     def _place(self, level: int, i: Any) -> tuple[Array, Array]:
         rows = (self.source.upper, self.source.lower)[level]
-        if rows.size is None:
+        if rows.size == rows.count:
             return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         words = jax.random.key_data(self.key)
         seed = _hash(jnp.uint32(level), self.start)
