@@ -37,11 +37,13 @@ from bilax.app import report
 from bilax.app.run_folder import check_config, read_run, write_config, write_result
 from bilax.app.show import load_json
 from bilax.datasets import read_npz
+from bilax.datasets.cifar import load_cifar_fs
+from bilax.datasets.classes import PARTS
 from bilax.datasets.folders import read_folder
 from bilax.datasets.idx import read_pair
 from bilax.datasets.imagenet import read_listed, read_mini_imagenet, read_tiered
 from bilax.datasets.libsvm import read_libsvm
-from bilax.datasets.omniglot import read_omniglot, read_omniglot_runs
+from bilax.datasets.omniglot import FULL, read_omniglot, read_omniglot_runs, vinyals_splits
 from bilax.experiments.few_shot.run import FewShot, save_learned
 from bilax.experiments.few_shot.trained import load_trained
 
@@ -117,6 +119,22 @@ def make_table(folder: Path) -> None:
     (folder / "a.csv").write_text("filename,label\n0.png,a\n1.png,b\n")
 
 
+def make_strips(folder: Path) -> None:
+    for i, part in enumerate(PARTS):
+        (folder / part).mkdir()
+        Image.new("RGB", (32, 64), (i, 0, 0)).save(folder / part / f"{part}.png")
+
+
+def make_lists(folder: Path) -> None:
+    for name, alphabet in zip(FULL, ("Greek", "Latin"), strict=True):
+        archive(folder / name, {f"{alphabet}/character01/0394_01.png": png(9)})
+    (folder / "splits-vinyals").mkdir()
+    for part, line in zip(
+        PARTS, ("Greek/character01/rot000", "Greek/character01/rot090", "Latin/character01/rot180"), strict=True
+    ):
+        (folder / "splits-vinyals" / f"{part}.txt").write_text(f"{line}\n")
+
+
 def make_pictures(folder: Path) -> None:
     for name, form in (("a", "PNG"), ("b", "JPEG"), ("c", "GIF"), ("d", "WEBP"), ("e", "BMP")):
         (folder / name).mkdir()
@@ -184,6 +202,8 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any], int]] = {
     "tiered": (make_tiered, read_packed, 6),
     "drawings": (make_drawings, lambda folder: read_omniglot([folder / "a.zip"], 8), 4),
     "runs": (make_runs, lambda folder: read_omniglot_runs(folder / "a.zip", 8), 4),
+    "strips": (make_strips, load_cifar_fs, 3),
+    "lists": (make_lists, lambda folder: vinyals_splits(folder, 8), 4),
     "table": (make_table, lambda folder: read_listed(folder / "a.csv", folder / "images", set(), 8), 3),
     "pictures": (make_pictures, lambda folder: read_folder(folder, 8), 4),
     "run folder": (make_run, read_run_folder, 1),

@@ -17,9 +17,10 @@ import pytest
 from PIL import Image
 
 from bilax.datasets import DataError, load_classes, unpickling
-from bilax.datasets.classes import Classes, decode, random_splits
+from bilax.datasets.cifar import load_cifar_fs
+from bilax.datasets.classes import PARTS, Classes, decode, random_splits
 from bilax.datasets.digits import load_digit_tasks
-from bilax.datasets.episodes import Episodes, Sinusoids, distort
+from bilax.datasets.episodes import Episodes, Sinusoids, crop_and_flip, distort
 from bilax.datasets.folders import load_folder, read_folder
 from bilax.datasets.imagenet import load_mini_imagenet, load_tiered_imagenet
 from bilax.datasets.omniglot import (
@@ -134,6 +135,87 @@ def test_omniglots_splits_share_no_alphabet(tmp_path):
     upright, turned = (np.asarray(splits.train.pictures[i])[0] for i in (0, 1))
     assert splits.train.names[:2] == ("Latin/character01", "Latin/character01/90")
     np.testing.assert_array_equal(np.rot90(upright), turned)
+
+
+def vinyals(folder: Path, lines: dict[str, str]) -> Path:
+    for archived, name in zip(FULL, ("Greek", "Latin"), strict=True):
+        archive(folder / archived, {f"{name}/character0{i}/0{i}_01.png": drawing() for i in (1, 2)})
+    (folder / "splits-vinyals").mkdir()
+    for part, text in lines.items():
+        (folder / "splits-vinyals" / f"{part}.txt").write_text(text)
+    return folder
+
+
+LISTS = {
+    "train": "Greek/character01/rot000\nGreek/character01/rot270\n",
+    "val": "Greek/character02/rot090\n",
+    "test": "Latin/character02/rot180\n",
+}
+
+
+def test_vinyals_lists_name_turned_characters_as_classes(tmp_path):
+    splits = load_omniglot(vinyals(tmp_path, LISTS), split="vinyals")
+    assert [part.names for part in splits] == [tuple(text.split()) for text in LISTS.values()]
+    upright, turned = (np.asarray(pictures)[0] for pictures in splits.train.pictures)
+    np.testing.assert_array_equal(np.rot90(upright, 3), turned)
+
+
+@pytest.mark.parametrize(
+    ("lists", "options", "reason"),
+    [
+        (LISTS | {"val": "Greek/character09/rot000"}, {}, "val.txt: line 1, 'Greek/character09/rot000', names no char"),
+        (LISTS | {"test": "\n../x/rot000"}, {}, "test.txt: line 2"),
+        (LISTS | {"test": ""}, {}, "test.txt: is empty"),
+        ({"train": LISTS["train"]}, {}, "val.txt does not exist"),
+        (LISTS, {"rotations": True}, "leave rotations out"),
+    ],
+)
+def test_wrong_vinyals_lists_are_told(tmp_path, lists, options, reason):
+    with pytest.raises(DataError, match=reason):
+        load_omniglot(vinyals(tmp_path, lists), split="vinyals", **options)
+
+
+def cifar_fs(folder: Path, loose: bool = False) -> Path:
+    """Two classes of three pictures in each part, as strips or in folders."""
+    for part, number in itertools.product(PARTS, range(2)):
+        pictures = DRAW.integers(0, 256, (3, 32, 32, 3))
+        name = folder / part / f"{part}{number}"
+        (name if loose else name.parent).mkdir(parents=True, exist_ok=True)
+        for i, picture in enumerate(pictures if loose else [pictures.reshape(-1, 32, 3)]):
+            (name / f"{i}.png" if loose else name.with_suffix(".png")).write_bytes(png(picture))
+    return folder
+
+
+@pytest.mark.parametrize("loose", [False, True])
+def test_cifar_fs_is_read_from_strips_and_from_folders(tmp_path, loose):
+    splits = load_cifar_fs(cifar_fs(tmp_path, loose))
+    assert [part.names for part in splits] == [(f"{part}0", f"{part}1") for part in PARTS]
+    assert {np.asarray(pictures).shape for part in splits for pictures in part.pictures} == {(3, 32, 32, 3)}
+    if not loose:
+        strip = np.asarray(Image.open(tmp_path / "test" / "test1.png"))
+        np.testing.assert_array_equal(np.asarray(splits.test.pictures[1])[2], strip[64:])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (png(np.zeros((64, 31, 3))), "is 31 wide and 64 high"),
+        (png(np.zeros((65, 32, 3))), "is 32 wide and 65 high"),
+        (png(np.zeros((64, 32, 3)))[:60], "cannot be read as PNG"),
+        (b"GIF89a", "cannot be read as PNG"),
+    ],
+)
+def test_wrong_strips_are_told(tmp_path, content, reason):
+    (cifar_fs(tmp_path) / "val" / "val0.png").write_bytes(content)
+    with pytest.raises(DataError, match=f"val0.png: {reason}"):
+        load_cifar_fs(tmp_path)
+
+
+@pytest.mark.skipif("BILAX_DATA" not in os.environ, reason="BILAX_DATA is not set")
+def test_the_real_cifar_fs_has_its_hundred_classes():
+    splits = load_classes("cifar-fs")
+    assert [len(part.names) for part in splits] == [64, 16, 20]
+    assert {len(pictures) for part in splits for pictures in part.pictures} == {600}
 
 
 def test_an_alphabet_in_both_archives_is_refused(tmp_path):
@@ -696,11 +778,26 @@ def test_a_distortion_is_the_affine_map_it_says():
 
 
 def test_distorted_episodes_repeat_and_have_the_same_classes():
-    plain, distorted = (Episodes(numbered(), 3, 1, 2, distorted=flag).batch(0) for flag in (False, True))
+    plain, distorted = (Episodes(numbered(), 3, 1, 2, augment=one).batch(0) for one in (None, distort))
     np.testing.assert_array_equal(plain.query_targets, distorted.query_targets)
     assert plain.query.shape == distorted.query.shape
     assert not np.array_equal(plain.query, distorted.query)
-    np.testing.assert_array_equal(Episodes(numbered(), 3, 1, 2, distorted=True).batch(0).query, distorted.query)
+    np.testing.assert_array_equal(Episodes(numbered(), 3, 1, 2, augment=distort).batch(0).query, distorted.query)
+
+
+def test_crops_are_shifts_with_reflected_edges_and_every_second_one_is_mirrored():
+    rows, columns = np.meshgrid(np.arange(16.0), np.arange(16.0), indexing="ij")
+    picture = np.stack([rows, columns], 2).astype(np.float32)
+    moved = crop_and_flip(np.repeat(picture[None], 400, 0), np.random.default_rng(0))
+    inner = moved[:, 2:-2, 2:-2]  # a shift by up to 2 leaves these without reflected edges
+    mirrored = inner[:, 0, 0, 1] > inner[:, 0, -1, 1]
+    upright = np.where(mirrored[:, None, None, None], inner[:, :, ::-1], inner)
+    shifts = upright[:, 0, 0] - 2
+    np.testing.assert_array_equal(upright, picture[2:-2, 2:-2] + shifts[:, None, None])
+    assert {tuple(shift) for shift in shifts.tolist()} == set(itertools.product(range(-2, 3), range(-2, 3)))
+    assert 0.4 < mirrored.mean() < 0.6
+    assert (moved >= 0).all()
+    assert (moved <= 15).all()
 
 
 def test_sinusoids_lie_on_one_sinusoid_per_task():

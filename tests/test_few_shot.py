@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.special
 from PIL import Image
+from sklearn.linear_model import Ridge
 
 import bilax
 from bilax.app import cli
@@ -25,7 +27,18 @@ from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.datasets.omniglot import SMALL
 from bilax.experiments.few_shot import learners as few_shot
 from bilax.experiments.few_shot import speed as few_shot_speed
-from bilax.experiments.few_shot.learners import Linear, LqPenalty, evaluate, heads, networks, prototypes, relations
+from bilax.experiments.few_shot.learners import (
+    LeastSquares,
+    Linear,
+    LqPenalty,
+    Relation,
+    evaluate,
+    heads,
+    networks,
+    prototypes,
+    relations,
+    ridge,
+)
 from bilax.experiments.few_shot.run import FewShot, load_learned, save_learned
 from bilax.experiments.few_shot.table import METHODS as TABLE_2
 from bilax.experiments.few_shot.table import Table2
@@ -73,8 +86,8 @@ def learner_of(kind: str, penalty=few_shot.no_penalty, body: Any = None, shape: 
     example = jnp.zeros((2, *shape))
     if kind == "prototypes":
         found = prototypes(body, example, WAY)
-    elif kind == "relations":
-        found = relations(body, example, WAY, KEY)
+    elif kind in ("relations", "ridge"):
+        found = relations(body, example, WAY, KEY) if kind == "relations" else ridge(body, example, WAY)
         found = found._replace(x0=double(found.x0))
     else:
         found = {"heads": heads, "networks": networks}[kind](body, example, WAY, penalty)
@@ -84,6 +97,7 @@ def learner_of(kind: str, penalty=few_shot.no_penalty, body: Any = None, shape: 
 METHODS = {
     "protonet": ("prototypes", bilax.rhg(1, 1.0)),
     "relation-net": ("relations", bilax.rhg(1, 1.0)),
+    "ridge": ("ridge", bilax.rhg(1, 1.0, dynamics=LeastSquares())),
     "rhg": ("heads", bilax.rhg(4, 0.1)),
     "t-rhg": ("heads", bilax.t_rhg(4, 0.1, 2)),
     "bda": ("heads", bilax.bda(4, 0.1)),
@@ -217,6 +231,7 @@ def test_data_without_tasks_are_refused(data, method, reason):
         ("maml", LqPenalty(weight=0.3)),
         ("protonet", few_shot.no_penalty),
         ("relation-net", few_shot.no_penalty),
+        ("ridge", few_shot.no_penalty),
     ],
 )
 def test_gradients_agree_with_finite_differences(name, penalty):
@@ -288,6 +303,49 @@ def test_relation_net_is_the_naive_one():
                 total += (said - (label == c)) ** 2 / (len(query) * WAY * TASKS)
     phi = bilax.Tasks(bilax.approximate(learner.problem, METHODS["relation-net"][1]))
     np.testing.assert_allclose(phi(learner.x0, moved(learner.y0), episode)[0], total, rtol=1e-10)
+
+
+def test_relation_net_compares_small_pictures_by_convolutions():
+    relation = double(Relation(6 * 7 * 2, KEY, (6, 7, 2)))
+    draw = np.random.default_rng(0)
+    query, means = (jnp.asarray(draw.normal(size=(n, 6 * 7 * 2))) for n in (4, 3))
+    pairs = jnp.stack([
+        jnp.concatenate([means[c].reshape(6, 7, 2), query[i].reshape(6, 7, 2)], 2) for i in range(4) for c in range(3)
+    ])  # fmt: skip
+    for block in relation.blocks:  # 6 × 7 becomes 3 × 3 and then 1 × 1
+        height, width = pairs.shape[1:3]
+        padded = np.pad(pairs, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        found = sum(
+            padded[:, a : a + height, b : b + width] @ np.asarray(block.convolution.kernel[a, b])
+            for a in range(3)
+            for b in range(3)
+        )
+        rows, columns = height // 2, width // 2
+        found = found[:, : 2 * rows, : 2 * columns].reshape(-1, rows, 2, columns, 2, 64).max((2, 4))
+        found = np.maximum(found + np.asarray(block.bias), 0)
+        mean, variance = found.mean((0, 1, 2)), found.var((0, 1, 2))
+        pairs = (found - mean) / np.sqrt(variance + 1e-5)
+    (weight, bias), *_ = relation.layers.layers
+    last = np.maximum(pairs.reshape(12, -1) @ weight + bias, 0) @ relation.last.weight + relation.last.bias
+    np.testing.assert_allclose(relation(query, means).reshape(-1), (1 / (1 + np.exp(-last)))[:, 0], rtol=1e-6)
+
+
+def test_the_ridge_head_is_scikit_learns():
+    learner, episode = learner_of("ridge"), random_tasks()
+    body, scale = learner.x0
+    x = body, scale._replace(log_penalty=jnp.asarray(0.7), factor=jnp.asarray(2.0), shift=jnp.asarray(0.3))
+    total = 0.0
+    for i in range(TASKS):
+        one = task(episode, i)
+        support, query = (np.asarray(body(part)) for part in (one.support, one.query))
+        ones = np.ones((len(support), 1)), np.ones((len(query), 1))
+        model = Ridge(np.exp(0.7), fit_intercept=False).fit(
+            np.hstack([support, ones[0]]), np.eye(WAY)[one.support_targets]
+        )
+        scores = 2.0 * model.predict(np.hstack([query, ones[1]])) + 0.3
+        total -= np.mean(scipy.special.log_softmax(scores, 1)[np.arange(len(query)), one.query_targets]) / TASKS
+    phi = bilax.Tasks(bilax.approximate(learner.problem, METHODS["ridge"][1]))
+    np.testing.assert_allclose(phi(x, moved(learner.y0), episode)[0], total, rtol=1e-9)
 
 
 def naive_adaptation(z, one: Episode, steps: int = 3, rate: float = 0.1):

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,9 @@ from scipy import ndimage
 
 from bilax.datasets.classes import Classes
 from bilax.files import DataError
+
+Augment = Callable[[Float32[np.ndarray, "n h w c"], np.random.Generator], Float32[np.ndarray, "n h w c"]]
+"""pictures with numbers in [0, 1], and what draws, to pictures that are a little different"""
 
 
 class Episode(NamedTuple):
@@ -46,8 +49,8 @@ class Episodes(_Batches):
     """An endless iterable of batches of N-way M-shot tasks, for `solve(data=..., tasks=True)`.
 
     Batch i depends on the seed and on i alone. In each task `way` classes are drawn and numbered anew, and of each
-    class `shots` pictures to learn from and `queries` others to be judged by. Bytes become numbers in [0, 1]. With
-    `distorted`, each picture is turned, sheared, scaled and shifted a little, see `distort`.
+    class `shots` pictures to learn from and `queries` others to be judged by. Bytes become numbers in [0, 1]. `augment`
+    makes each picture a little different, such as `distort` and `crop_and_flip`.
     """
 
     classes: Classes
@@ -56,7 +59,7 @@ class Episodes(_Batches):
     queries: int = 15
     tasks: int = 4
     seed: int = 0
-    distorted: bool = False
+    augment: Augment | None = None
 
     def __post_init__(self):
         _check_counts(self, ("way", "shots", "queries", "tasks"))
@@ -82,8 +85,8 @@ class Episodes(_Batches):
             pictures = self.classes.pictures[c]
             rows = draw.choice(len(pictures), self.shots + self.queries, replace=False)
             chosen = np.asarray(pictures[rows], np.float32) / np.float32(255)
-            if self.distorted:
-                chosen = distort(chosen, draw)
+            if self.augment is not None:
+                chosen = self.augment(chosen, draw)
             support.append(chosen[: self.shots])
             query.append(chosen[self.shots :])
         labels = np.arange(self.way, dtype=np.int32)
@@ -118,6 +121,23 @@ def distort(pictures: Float32[np.ndarray, "n h w c"], draw: np.random.Generator)
         for c in range(pictures.shape[3]):
             ndimage.affine_transform(picture[..., c], matrix, offset, output=out[..., c], order=1, mode="grid-constant")
     return moved
+
+
+def crop_and_flip(
+    pictures: Float32[np.ndarray, "n h w c"], draw: np.random.Generator
+) -> Float32[np.ndarray, "n h w c"]:
+    """Each picture shifted by up to an eighth of its sides, the edges reflected, and every second one mirrored.
+
+    As usual for CIFAR (He et al. 2016, Section 4.2), whose 32 × 32 pictures are shifted by up to 4.
+    """
+    n, height, width, _ = pictures.shape
+    room = (height // 8, width // 8)
+    padded = np.pad(pictures, ((0, 0), (room[0],) * 2, (room[1],) * 2, (0, 0)), "reflect")
+    tops, lefts = (draw.integers(0, 2 * most + 1, n) for most in room)
+    rows, columns = tops[:, None] + np.arange(height), lefts[:, None] + np.arange(width)
+    mirrored = draw.random(n) < 0.5
+    columns[mirrored] = columns[mirrored, ::-1]
+    return padded[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,13 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bilax.datasets.classes import Classes, Splits, classes, decode
+from bilax.datasets.classes import PARTS, Classes, Splits, classes, decode
 from bilax.datasets.episodes import Episode
-from bilax.files import DataError, archive, check_size
+from bilax.files import DataError, archive, check_size, read_text
 
 FULL = ("images_background.zip", "images_evaluation.zip")
 SMALL = ("images_background_small1.zip", "images_background_small2.zip")
@@ -33,13 +34,24 @@ VALIDATION_SMALL, TEST_SMALL = ("Early_Aramaic",), ("Greek", "Tagalog")
 """alphabets of the two small sets that are held out"""
 
 
-def load_omniglot(folder: Path, size: int = 28, rotations: bool = False) -> Splits:
-    """Omniglot split by alphabet.
+VINYALS = "splits-vinyals"
+"""folder of the lists train.txt, val.txt and test.txt, as published with Prototypical Networks (Snell et al. 2017)"""
+TURNED = re.compile(r"(?P<name>[^/]+/character\d+)/rot(?P<angle>000|090|180|270)")
+
+
+def load_omniglot(folder: Path, size: int = 28, rotations: bool = False, split: str = "alphabets") -> Splits:
+    """Omniglot split by alphabet, or, with `split="vinyals"`, by the lists in `VINYALS` (see `vinyals_splits`).
 
     With the whole of it (images_background.zip and images_evaluation.zip) the test alphabets are the official
     evaluation set; with the two small background sets they are `TEST_SMALL`. With `rotations`, each quarter turn
     of a training character is a class of its own; validation and test keep the characters as they are.
     """
+    if split == "vinyals":
+        if rotations:
+            raise DataError(
+                "Vinyals' lists have the quarter turns as classes of their own already: leave rotations out."
+            )
+        return vinyals_splits(folder, size)
     if all((folder / name).exists() for name in FULL):
         background = read_omniglot([folder / FULL[0]], size)
         test = read_omniglot([folder / FULL[1]], size)
@@ -53,6 +65,30 @@ def load_omniglot(folder: Path, size: int = 28, rotations: bool = False) -> Spli
         validation, test = everything.of(VALIDATION_SMALL), everything.of(TEST_SMALL)
         train = everything.of(set(everything.groups()) - set(VALIDATION_SMALL) - set(TEST_SMALL))
     return Splits(train.rotated() if rotations else train, validation, test)
+
+
+def vinyals_splits(folder: Path, size: int = 28) -> Splits:
+    """The split of Vinyals et al. (2016): 1,028 characters to train, 172 to validate and 423 to test, times 4 turns."""
+    missing = [name for name in FULL if not (folder / name).exists()]
+    if missing:
+        raise DataError(f"{folder} lacks {' and '.join(missing)}: Vinyals' split is of the whole of Omniglot.")
+    everything = read_omniglot([folder / name for name in FULL], size)
+    pictures = dict(zip(everything.names, everything.pictures, strict=True))
+    return Splits(*(_listed(folder / VINYALS / f"{part}.txt", pictures, size) for part in PARTS))
+
+
+def _listed(path: Path, pictures: dict[str, Any], size: int) -> Classes:
+    found = {}
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        match = TURNED.fullmatch(line.strip())
+        if match is not None and match["name"] in pictures:
+            turned = np.rot90(np.asarray(pictures[match["name"]]), int(match["angle"]) // 90, (1, 2))
+            found[line.strip()] = turned
+        elif line.strip():
+            raise DataError(f"{path}: line {number}, {line!r}, names no character such as Greek/character01/rot090.")
+    if not found:
+        raise DataError(f"{path}: is empty: it must name classes such as Greek/character01/rot090.")
+    return classes(found, (size, size, 1))
 
 
 def read_omniglot_runs(path: Path, size: int = 28) -> list[Episode]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bilax.datasets import imagenet
+from bilax.datasets.cifar import load_cifar_fs
 from bilax.datasets.classes import Splits
 from bilax.datasets.digits import load_digit_examples, load_digit_tasks
-from bilax.datasets.episodes import Episode, Sinusoids
+from bilax.datasets.episodes import Augment, Episode, Sinusoids, crop_and_flip, distort
 from bilax.datasets.examples import Examples
 from bilax.datasets.fetching import fetch_files
 from bilax.datasets.folders import load_folder
@@ -65,6 +66,8 @@ class DataSet:
     """(folder, **options) -> classes to train, validate and test on"""
     options: tuple[str, ...] = ()
     """that `classes` knows"""
+    augment: Augment = distort
+    """what --distortions does to training pictures"""
     dark_is_one: bool = False
     """whether dark ink on light paper counts as 1, not as 0"""
     own_test: tuple[str, Callable[[Path, int], list[Episode]]] | None = None
@@ -129,21 +132,30 @@ DATA_SETS = {
         origin="github.com/brendenlake/omniglot",
         files=(FULL, SMALL),
         classes=load_omniglot,
-        options=("rotations",),
+        options=("rotations", "split"),
         dark_is_one=True,
         own_test=(RUNS, read_omniglot_runs),
+    ),
+    "cifar-fs": DataSet(
+        licence="none stated by A. Krizhevsky",
+        origin="CIFAR-100 in the split of L. Bertinetto et al. 2019",
+        files=(("train", "val", "test"),),
+        classes=load_cifar_fs,
+        augment=crop_and_flip,
     ),
     "mini-imagenet": DataSet(
         licence="ImageNet's terms",
         origin="github.com/renmengye/few-shot-ssl-public",
         files=(imagenet.MINI_PACKED, (*imagenet.MINI_TABLES, "images")),
         classes=imagenet.load_mini_imagenet,
+        augment=crop_and_flip,
     ),
     "tiered-imagenet": DataSet(
         licence="ImageNet's terms",
         origin="github.com/renmengye/few-shot-ssl-public",
         files=(imagenet.TIERED,),
         classes=imagenet.load_tiered_imagenet,
+        augment=crop_and_flip,
     ),
     "folder": DataSet(
         licence="your own",

@@ -64,6 +64,9 @@ class Experiment(abc.ABC):
     rate: Annotated[float, Arg(help="the outer step for x (and z)")] = 0.1
     z_rate: Annotated[float | None, Arg(help="the outer step for z, if another")] = None
     optimizer: Annotated[Literal["sgd", "adam"], Arg(help="of the outer loop")] = "sgd"
+    schedule: Annotated[
+        Literal["constant", "cosine"], Arg(help="of the outer step; cosine falls to zero at --outer-steps")
+    ] = "constant"
     clip: Annotated[float | None, Arg(help="gradients of x, and of z, that are longer are cut to this length")] = None
     start: Annotated[
         Literal["fixed", "warm", "auxiliary"] | None, Arg(help="where the follower begins, if not as the method has it")
@@ -202,7 +205,9 @@ class Experiment(abc.ABC):
                     raise FileExistsError(f"{folder} already holds a run: add --resume, or choose another --out.")
                 settings = dataclasses.asdict(self) | self.facts() | {"out": str(folder)}
                 settings["seed"] = list(self.seed) if self.together else seed
-                check_config(folder, settings, self.free)
+                # The rate at each step depends on how many there are to be.
+                fixed = {"outer_steps"} if self.schedule != "constant" else set()
+                check_config(folder, settings, set(self.free) - fixed)
                 before = write_config(folder, settings)
                 begun = mark(folder)
                 solution = self._solve(setup, method, seed, folder, before, validation)
@@ -253,7 +258,8 @@ class Experiment(abc.ABC):
             return ended.solution
 
     def _optimizer(self, rate: float) -> optax.GradientTransformation:
-        step = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer](rate)
+        falling = optax.cosine_decay_schedule(rate, self.outer_steps) if self.schedule == "cosine" else rate
+        step = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer](falling)
         return step if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), step)
 
     def show(self, results: dict[int, dict[str, Any]], out: Path) -> None:

@@ -2,6 +2,6 @@
 
 from bilax.models.cpu import faster_convolutions
 from bilax.models.dense import Dense
-from bilax.models.networks import ConvNet4, ResNet12
+from bilax.models.networks import Block, ConvNet4, ResNet12
 
-__all__ = ["ConvNet4", "Dense", "ResNet12", "faster_convolutions"]
+__all__ = ["Block", "ConvNet4", "Dense", "ResNet12", "faster_convolutions"]

@@ -22,19 +22,23 @@ class _Group(eqx.Module):
         return self.normalization(self.convolution(x))
 
 
-class _Block(eqx.Module):
-    """Convolution with bias, 2 × 2 max-pooling, ReLU, normalisation."""
+class Block(eqx.Module):
+    """Convolution with bias, 2 × 2 max-pooling unless it is not `pooled`, ReLU, normalisation."""
 
     convolution: Convolution
     bias: Float[Array, " filters"]
     normalization: Normalization
+    pooled: bool = eqx.field(static=True)
 
-    def __init__(self, channels: int, filters: int, key: Array):
+    def __init__(self, channels: int, filters: int, key: Array, pooled: bool = True):
         self.convolution = Convolution(channels, filters, key)
         self.bias = jnp.zeros(filters, jnp.float32)
         self.normalization = Normalization(filters)
+        self.pooled = pooled
 
     def __call__(self, x: Pictures) -> Pictures:
+        if not self.pooled:
+            return self.normalization(jax.nn.relu(self.convolution(x) + self.bias))
         # What pooling leaves out is not computed. The bias and ReLU commute with the maximum, and a quarter of the
         # numbers is left after pooling.
         return self.normalization(jax.nn.relu(max_pool(self.convolution(x, unpooled(x))) + self.bias))
@@ -45,14 +49,14 @@ class ConvNet4(eqx.Module):
 
     The paper names normalisation before ReLU and pooling; its authors' program has it last, and so have we: features
     are then centred, which a classifier that is fitted by ten steps of descent needs. 28 × 28 pictures give k features,
-    84 × 84 ones 25 k.
+    84 × 84 ones 25 k. Only the first `pools` blocks pool: two for Relation Net, which compares small pictures.
     """
 
-    blocks: tuple[_Block, ...]
+    blocks: tuple[Block, ...]
 
-    def __init__(self, channels: int, filters: int, key: Array):
+    def __init__(self, channels: int, filters: int, key: Array, pools: int = 4):
         keys = jax.random.split(key, 4)
-        self.blocks = tuple(_Block(channels if i == 0 else filters, filters, keys[i]) for i in range(4))
+        self.blocks = tuple(Block(channels if i == 0 else filters, filters, keys[i], i < pools) for i in range(4))
 
     def __call__(self, x: Pictures) -> Float[Array, "n features"]:
         for block in self.blocks:

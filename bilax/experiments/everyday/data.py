@@ -1,7 +1,7 @@
 """The numbers of the everyday problems, as NumPy arrays in double precision."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,7 +23,7 @@ class Split(NamedTuple):
         return self._replace(train=(self.train - mean) / scale, held_out=(self.held_out - mean) / scale)
 
 
-def _split(inputs: np.ndarray, target: np.ndarray, train: int, held_out: int | None = None) -> Split:
+def _split(inputs: Any, target: Any, train: int, held_out: int | None = None) -> Split:
     order = np.random.default_rng(0).permutation(len(target))
     a, b = order[:train], order[train : None if held_out is None else train + held_out]
     return Split(inputs[a], target[a], inputs[b], target[b])

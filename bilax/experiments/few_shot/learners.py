@@ -1,6 +1,6 @@
 """Few-shot learning (Section 4.2): a shared representation is the leader, what one task learns is its follower.
 
-A learner says what is shared and what each task has of its own. There are four:
+A learner says what is shared and what each task has of its own. There are five:
 
 - `heads`: the network is x, one linear classifier per task is y, and the features of a task are the problem's context,
   computed once per outer step. For RHG, T-RHG, BDA, IA-GM (which is ANIL), IAPTT-GM and the other recipes.
@@ -9,6 +9,8 @@ A learner says what is shared and what each task has of its own. There are four:
   gets there from anywhere. For Prototypical Net (Snell et al. 2017).
 - `relations`: the same class means, compared with a query by a network that is learned too. For Relation Net (Sung et
   al. 2018).
+- `ridge`: one linear map per task, fitted by squares with a learned penalty, which has a closed form. For R2-D2
+  (Bertinetto et al. 2019).
 
 Targets that are whole numbers make a task a classification, others a regression.
 """
@@ -22,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Integer, PyTree
 from scipy import stats
 
 import bilax
 from bilax.datasets.episodes import Episode
-from bilax.models import Dense
+from bilax.models import Block, Dense
 
 Penalty = Callable[["Linear"], Any]
 Network = Callable[[Array], Float[Array, "n features"]]
@@ -163,24 +165,37 @@ def prototypes(network: Network, example: Array, way: int) -> Learner:
 
 
 class Relation(eqx.Module):
-    """How much a query's features are related to a class's, between 0 and 1: dense layers of 64 and 8 on both.
+    """How much a query's features are related to a class's, between 0 and 1.
 
-    The original has two convolutions before them, for features that are still pictures.
+    Where features are small pictures of the shape `maps`, two blocks of 3 × 3 convolutions with 64 filters look at both
+    together and a dense layer of 8 at what they make of it, as published; dense layers of 64 and 8 where not.
     """
 
+    blocks: tuple[Block, ...]
     layers: Dense
     last: Linear
+    maps: tuple[int, int, int] | None = eqx.field(static=True)
 
-    def __init__(self, features: int, key: Array):
-        keys = jax.random.split(key)
-        self.layers = Dense(2 * features, (64, 8), keys[0])
+    def __init__(self, features: int, key: Array, maps: tuple[int, int, int] | None = None):
+        keys = jax.random.split(key, 4)
+        self.blocks, inputs, widths, self.maps = (), 2 * features, (64, 8), maps
+        if maps is not None:
+            height, width, channels = maps
+            self.blocks = Block(2 * channels, 64, keys[2]), Block(64, 64, keys[3])
+            inputs, widths = 64 * max(1, height // 4) * max(1, width // 4), (8,)
+        self.layers = Dense(inputs, widths, keys[0])
         self.last = Linear(0.5 * jax.random.normal(keys[1], (8, 1), jnp.float32), jnp.zeros(1, jnp.float32))
 
     def __call__(self, query: Float[Array, "m features"], means: Float[Array, "way features"]) -> Float[Array, "m way"]:
         shape = (len(query), *means.shape)
-        both = [jnp.broadcast_to(part, shape) for part in (means[None], query[:, None])]
-        pairs = jnp.concatenate(both, axis=2).reshape(-1, 2 * means.shape[1])
+        both = [jnp.broadcast_to(part, shape).reshape(-1, *self._maps(shape)) for part in (means[None], query[:, None])]
+        pairs = jnp.concatenate(both, axis=-1)
+        for block in self.blocks:
+            pairs = block(pairs)
         return jax.nn.sigmoid(self.last(self.layers(pairs))).reshape(len(query), len(means))
+
+    def _maps(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[2:] if self.maps is None else self.maps
 
 
 class Related(NamedTuple):
@@ -191,7 +206,9 @@ class Related(NamedTuple):
     relation: Relation
 
 
-def relations(network: Network, example: Array, way: int, key: Array) -> Learner:
+def relations(
+    network: Network, example: Array, way: int, key: Array, maps: tuple[int, int, int] | None = None
+) -> Learner:
     """A query belongs to the class it is most related to; trained on the squared error. To be run by `rhg(1, 1.0)`."""
 
     def context(x: tuple[Network, Relation], task: Episode) -> Related:
@@ -204,8 +221,69 @@ def relations(network: Network, example: Array, way: int, key: Array) -> Learner
         return jnp.mean((scores - jax.nn.one_hot(targets, way, dtype=scores.dtype)) ** 2)
 
     y0 = _means(network, example, way)
-    x0 = (network, Relation(y0.shape[1], key))
+    x0 = (network, Relation(y0.shape[1], key, maps))
     return _learner(predict, _distance, context, x0, y0, squared_error)
+
+
+class RidgeScale(NamedTuple):
+    """What R2-D2 learns beside the network: the penalty's weight, and how answers become scores."""
+
+    log_penalty: Float[Array, ""]
+    factor: Float[Array, ""]
+    shift: Float[Array, ""]
+
+
+class Fitted(NamedTuple):
+    """What the objectives of a ridge regression see."""
+
+    support: Float[Array, "n features"]
+    query: Float[Array, "m features"]
+    targets: Integer[Array, " n"]
+    scale: RidgeScale
+
+    def answers(self, y: Linear) -> Float[Array, "n way"]:
+        """1 for the class of an example, 0 for others."""
+        return jax.nn.one_hot(self.targets, len(y.bias), dtype=self.support.dtype)
+
+
+class LeastSquares(eqx.Module):
+    """The follower of `ridge` is at its minimum after one step, whatever its start; to be run by `rhg(1, 1.0)`.
+
+    (XᵀX + λI)⁻¹XᵀY = Xᵀ(XXᵀ + λI)⁻¹Y is solved in as many unknowns as there are examples, of which there are few.
+    """
+
+    def init(self, y: Linear) -> Linear:
+        return y
+
+    def step(self, k: Any, state: Linear, follower: bilax.Follower) -> Linear:
+        seen: Fitted = follower.leader
+        inputs = jnp.concatenate([seen.support, jnp.ones_like(seen.support[:, :1])], 1)
+        gram = inputs @ inputs.T + jnp.exp(seen.scale.log_penalty) * jnp.eye(len(inputs), dtype=inputs.dtype)
+        found = inputs.T @ jax.scipy.linalg.solve(gram, seen.answers(state), assume_a="pos")
+        return Linear(found[:-1], found[-1])
+
+    def point(self, state: Linear) -> Linear:
+        return state
+
+    def residual_step(self, k: Any) -> float:
+        return 1.0
+
+
+def ridge(network: Network, example: Array, way: int) -> Learner:
+    """One linear map per task, with the least squares; to be run with the dynamics `LeastSquares`."""
+
+    def context(x: tuple[Network, RidgeScale], task: Episode) -> Fitted:
+        return Fitted(*_features(x[0], task), task.support_targets, x[1])
+
+    def predict(seen: Fitted, y: Linear, task: Episode) -> Array:
+        return seen.scale.factor * y(seen.query) + seen.scale.shift
+
+    def lower(seen: Fitted, y: Linear, task: Episode) -> Any:
+        squares = jnp.sum((y(seen.support) - seen.answers(y)) ** 2)
+        return 0.5 * squares + 0.5 * jnp.exp(seen.scale.log_penalty) * sum(jnp.sum(part**2) for part in y)
+
+    scale = RidgeScale(*(jnp.asarray(value, jnp.float32) for value in (0.0, 1.0, 0.0)))
+    return _learner(predict, lower, context, (network, scale), linear(network, example, way))
 
 
 def _distance(seen: Any, y: Array, task: Episode) -> Any:

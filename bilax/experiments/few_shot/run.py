@@ -34,7 +34,11 @@ from bilax.models import ConvNet4, Dense, ResNet12
 
 WHOLE = {"maml": bilax.maml, "fomaml": bilax.fomaml, "reptile": bilax.reptile}
 """methods in which each task adapts the whole network"""
-MEANS = ("protonet", "relation-net")
+SOLVED = {
+    "protonet": bilax.rhg(1, 1.0),
+    "relation-net": bilax.rhg(1, 1.0),
+    "ridge": bilax.rhg(1, 1.0, dynamics=few_shot.LeastSquares()),
+}
 """methods whose follower is solved by one step"""
 VALIDATION_SEED, TEST_SEED = 2**30, 2**31
 """of the validation and test tasks, the same for all methods and seeds"""
@@ -47,15 +51,16 @@ FILTERS = 4096
 class FewShot(Experiment):
     """N-way M-shot learning: a shared representation, and one linear classifier per task (the paper's Section 4.2).
 
-    Methods are protonet, relation-net, maml, fomaml, reptile, anil (which is ia-gm) and iaptt-gm, ia-gm, ia-gm-a, rhg,
-    t-rhg, fhg, bda, ls, ns.
-    The first two's follower is solved by one step whatever K and α are. Training, validation and test classes differ;
-    the result is the mean over test tasks with its 95 % interval, for what did best in validation (every
+    Methods are protonet, relation-net, ridge (R2-D2), maml, fomaml, reptile, anil (which is ia-gm) and iaptt-gm, ia-gm,
+    ia-gm-a, rhg, t-rhg, fhg, bda, ls, ns.
+    The follower of the first three is solved by one step whatever K and α are. Training, validation and test classes
+    differ; the result is the mean over test tasks with its 95 % interval, for what did best in validation (every
     --validate-every outer steps; the run ends after --patience steps without one that is better by --gain).
     """
 
     method: Annotated[
-        str, Arg(help="iaptt-gm, ia-gm, anil, rhg, t-rhg, bda, maml, fomaml, reptile, protonet, relation-net, ...")
+        str,
+        Arg(help="iaptt-gm, ia-gm, anil, rhg, t-rhg, bda, maml, fomaml, reptile, protonet, relation-net, ridge, ..."),
     ] = "iaptt-gm"
     inner_steps: Annotated[int, Arg(help="K, follower steps per outer step")] = 10
     step_size: Annotated[float, Arg(help="α, the follower's step")] = 0.1
@@ -67,7 +72,12 @@ class FewShot(Experiment):
     ] = "digits"
     folder: Annotated[Path | None, Arg(help="look for the data here before BILAX_DATA and the cache")] = None
     rotations: Annotated[bool, Arg(help="omniglot: quarter turns of training characters as extra classes")] = False
-    distortions: Annotated[bool, Arg(help="turn, shear, scale and shift training pictures a little")] = False
+    split: Annotated[
+        Literal["alphabets", "vinyals"], Arg(help="omniglot: by alphabet, or by Vinyals' lists beside the archives")
+    ] = "alphabets"
+    distortions: Annotated[
+        bool, Arg(help="training pictures a little different: drawings turned and sheared, photos shifted and mirrored")
+    ] = False
     backbone: Annotated[Literal["convnet4", "resnet12"], Arg(help="for pictures")] = "convnet4"
     filters: Annotated[int | None, Arg(help="k; 32 for convnet4 and 48 for resnet12 by default")] = None
     feature_scale: Annotated[float, Arg(help="convnet4: factor of the features at the start, learned from there")] = 1.0
@@ -101,9 +111,10 @@ class FewShot(Experiment):
                 self.refuse(f"--{option} must be at least 1, got {value}.")
         if self.filters is not None and self.filters > FILTERS:
             self.refuse(f"--filters must be at most {FILTERS}, got {self.filters}.")
-        if self.rotations and "rotations" not in self.data_set.options:
-            those = ", ".join(name for name, known in DATA_SETS.items() if "rotations" in known.options)
-            self.refuse(f"--rotations is for {those}.")
+        for name in ("rotations", "split"):
+            if getattr(self, name) != getattr(FewShot, name) and name not in self.data_set.options:
+                those = ", ".join(known for known, one in DATA_SETS.items() if name in one.options)
+                self.refuse(f"--{name} is for {those}.")
         if self.regression:
             for name in ("distortions", "backbone", "filters", "feature_scale", "way"):
                 if getattr(self, name) != getattr(FewShot, name):
@@ -120,15 +131,15 @@ class FewShot(Experiment):
     def make_method(self) -> bilax.Method:
         recipes = {**WHOLE, "anil": bilax.ia_gm}
         shared = [name.replace("_", "-") for name in bilax.RECIPES if name not in (*WHOLE, "one_step")]
-        known = [*shared, *recipes, *MEANS]
+        known = [*shared, *recipes, *SOLVED]
         if self.method not in known:
             raise ValueError(f"unknown method '{self.method}': {nearest(self.method, known)}")
         if self.start == "warm":
             raise ValueError("--start warm has no meaning for tasks that change; use fixed or auxiliary.")
-        if self.start is not None and self.method in (*WHOLE, *MEANS):
+        if self.start is not None and self.method in (*WHOLE, *SOLVED):
             raise ValueError(f"--start is not for {self.method}, which has a start of its own.")
-        if self.method in MEANS:
-            return bilax.rhg(1, 1.0)
+        if self.method in SOLVED:
+            return SOLVED[self.method]
         if self.method not in recipes:
             return super().make_method()
         parts: Any = {} if self.start is None else {"start": self.start}
@@ -187,9 +198,9 @@ class FewShot(Experiment):
         """Tasks of one part of the classes."""
         if self.data_set.functions:
             return self.data_set.functions(self.shots, self.queries, tasks, seed)
-        distorted = self.distortions and part == "train"
+        augment = self.data_set.augment if self.distortions and part == "train" else None
         try:
-            return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed, distorted)
+            return Episodes(getattr(self.splits, part), self.way, self.shots, self.queries, tasks, seed, augment)
         except DataError as error:
             split = " Without train/, val/ and test/, a fifth of the classes is for the test."
             raise DataError(f"{part} classes: {error}{split if self.data_set.needs_folder else ''}") from error
@@ -218,25 +229,34 @@ class FewShot(Experiment):
         key = jax.random.key(seed)
         if self.regression:
             network, example, outputs = Dense(1, (40, 40), key, size=5.0), jnp.zeros((2, 1), jnp.float32), 1
+            maps = None
         else:
             make, filters = {"convnet4": (ConvNet4, 32), "resnet12": (ResNet12, 48)}[self.backbone]
             shape = shape or self.splits.train.shape
             filters = filters if self.filters is None else self.filters
-            network = make(shape[2], filters, key)
+            maps = self._maps(shape, filters)
+            network = make(shape[2], filters, key) if maps is None else ConvNet4(shape[2], filters, key, pools=2)
             if self.feature_scale != 1:
                 network = self._scaled(network)
             example, outputs = jnp.zeros((2, *shape), jnp.float32), self.way
-        if self.method in MEANS:
+        if self.method in SOLVED:
             if self.regression:
                 raise DataError(f"{self.method} needs classes; {self.dataset} has none.")
             if self.penalty != "none":
-                raise DataError(f"{self.method} has no classifier to penalise.")
+                raise DataError(f"{self.method} has no classifier that could have such a penalty.")
             if self.method == "protonet":
                 return few_shot.prototypes(network, example, outputs)
-            return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1))
+            if self.method == "ridge":
+                return few_shot.ridge(network, example, outputs)
+            return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1), maps)
         if self.method in WHOLE:
             return few_shot.networks(network, example, outputs, self._penalty(), in_samples=self.method == "reptile")
         return few_shot.heads(network, example, outputs, self._penalty())
+
+    def _maps(self, shape: tuple[int, int, int], filters: int) -> tuple[int, int, int] | None:
+        """The shape of the small pictures that Relation Net compares; ResNet-12 makes none."""
+        compares = self.method == "relation-net" and self.backbone == "convnet4"
+        return (shape[0] // 4, shape[1] // 4, filters) if compares else None
 
     def _scaled(self, network: Any) -> Any:
         if not isinstance(network, ConvNet4) or not self.feature_scale > 0:
