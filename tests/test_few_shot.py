@@ -315,11 +315,8 @@ def test_relation_net_compares_small_pictures_by_convolutions():
     for block in relation.blocks:  # 6 × 7 becomes 3 × 3 and then 1 × 1
         height, width = pairs.shape[1:3]
         padded = np.pad(pairs, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        found = sum(
-            padded[:, a : a + height, b : b + width] @ np.asarray(block.convolution.kernel[a, b])
-            for a in range(3)
-            for b in range(3)
-        )
+        near = [padded[:, a : a + height, b : b + width] for a in range(3) for b in range(3)]
+        found = np.concatenate(near, 3) @ np.asarray(block.convolution.kernel).reshape(-1, 64)
         rows, columns = height // 2, width // 2
         found = found[:, : 2 * rows, : 2 * columns].reshape(-1, rows, 2, columns, 2, 64).max((2, 4))
         found = np.maximum(found + np.asarray(block.bias), 0)
