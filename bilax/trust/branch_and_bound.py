@@ -31,17 +31,24 @@ _Left = tuple[Interval, np.ndarray, np.ndarray]
 
 
 class Domain(NamedTuple):
-    """Where the variables of each part live: a box, and perhaps only its points on the unit simplex or in a ball."""
+    """Where the variables of each part live: a box, and perhaps only its points on a simplex or in a ball."""
 
     lo: np.ndarray
     """(parts, k), or (n, k) for n cells"""
     hi: np.ndarray
-    simplex: bool = False
+    total: float | None = None
+    """what the coordinates of a simplex sum to; None for another set"""
     radius: float = np.inf
+    centre: Any = 0.0
+    """of the ball"""
+
+    @property
+    def simplex(self) -> bool:
+        return self.total is not None
 
     @property
     def is_box(self) -> bool:
-        return not self.simplex and self.radius == np.inf
+        return self.total is None and self.radius == np.inf
 
     def of(self, which: np.ndarray) -> "Domain":
         """The same, with a row for each of the parts `which`."""
@@ -49,26 +56,28 @@ class Domain(NamedTuple):
 
     def project(self, points: np.ndarray) -> np.ndarray:
         """The nearest points of the set."""
-        if self.simplex:
+        if self.total is not None:
             ordered = -np.sort(-points, axis=1)
-            excess = (np.cumsum(ordered, 1) - 1) / np.arange(1, points.shape[1] + 1)
+            excess = (np.cumsum(ordered, 1) - self.total) / np.arange(1, points.shape[1] + 1)
             last = np.sum(ordered > excess, 1) - 1
             return np.maximum(points - excess[np.arange(len(points)), last][:, None], 0)
         points = np.clip(points, self.lo, self.hi)
         if self.radius == np.inf:
             return points
-        norms = np.linalg.norm(points, axis=1, keepdims=True)
-        return np.where(norms > self.radius, points * (self.radius / np.where(norms > 0, norms, 1)), points)
+        away = points - self.centre
+        norms = np.linalg.norm(away, axis=1, keepdims=True)
+        return np.where(norms > self.radius, self.centre + away * (self.radius / np.where(norms > 0, norms, 1)), points)
 
     def cut(self, cells: Interval) -> tuple[Interval, np.ndarray]:
         """The cells without some of what lies outside the set, and which of them are not all outside."""
         lo, hi = cells
-        if self.simplex:
+        if self.total is not None:
             rest_lo, rest_hi = lo.sum(1, keepdims=True) - lo, hi.sum(1, keepdims=True) - hi
-            lo, hi = np.maximum(lo, 1 - rest_hi - 1e-12), np.minimum(hi, 1 - rest_lo + 1e-12)
+            room = 1e-12 * self.total
+            lo, hi = np.maximum(lo, self.total - rest_hi - room), np.minimum(hi, self.total - rest_lo + room)
             return Interval(np.minimum(lo, hi), hi), np.all(cells.lo <= hi, 1) & np.all(lo <= cells.hi, 1)
-        nearest = np.linalg.norm(np.clip(0, lo, hi), axis=1)
-        return cells, nearest <= self.radius * (1 + 1e-12)
+        nearest = np.linalg.norm(np.clip(self.centre, lo, hi) - self.centre, axis=1)
+        return cells, nearest <= self.radius * (1 + 1e-12) + self._room
 
     def centres(self, cells: Interval, reference: np.ndarray) -> np.ndarray:
         """A point of each cell; of an unbounded one its end, or the reference."""
@@ -76,18 +85,23 @@ class Domain(NamedTuple):
         middle = np.clip(lo / 2 + hi / 2, lo, hi)
         middle = np.where(np.isfinite(lo) & np.isinf(hi), lo, np.where(np.isinf(lo) & np.isfinite(hi), hi, middle))
         middle = np.where(np.isinf(lo) & np.isinf(hi), reference, middle)
-        if self.simplex:
+        if self.total is not None:
             room = (hi - lo).sum(1, keepdims=True)
-            share = np.clip((1 - lo.sum(1, keepdims=True)) / np.where(room > 0, room, 1), 0, 1)
+            share = np.clip((self.total - lo.sum(1, keepdims=True)) / np.where(room > 0, room, 1), 0, 1)
             middle = np.clip(lo + share * (hi - lo), lo, hi)
         return middle
 
     def holds(self, points: np.ndarray) -> np.ndarray:
         """Which points belong to the set, up to rounding where it is no box."""
         inside = np.all((points >= self.lo) & (points <= self.hi), 1)
-        if self.simplex:
-            inside &= np.abs(points.sum(1) - 1) <= 1e-14 * points.shape[1]
-        return inside & (np.linalg.norm(points, axis=1) <= self.radius * (1 + 1e-14))
+        if self.total is not None:
+            inside &= np.abs(points.sum(1) - self.total) <= 1e-14 * points.shape[1] * self.total
+        return inside & (np.linalg.norm(points - self.centre, axis=1) <= self.radius * (1 + 1e-14) + self._room)
+
+    @property
+    def _room(self) -> float:
+        """For the rounding of a point about the ball's centre."""
+        return 1e-15 * float(np.linalg.norm(self.centre))
 
 
 @runtime_checkable
@@ -184,8 +198,8 @@ def _where_rows(rows: np.ndarray, new: Interval, old: Interval) -> Interval:
 
 def _newton(domain: Domain, points: np.ndarray, found: Bounds, damping: np.ndarray) -> np.ndarray:
     slope, bend = (np.nan_to_num(part.middle, nan=0.0, posinf=0.0, neginf=0.0) for part in (found.slope, found.bend))
-    if domain.simplex:
-        held = (points <= 0) & (slope > np.sum(points * slope, 1, keepdims=True))
+    if domain.total is not None:
+        held = (points <= 0) & (slope > np.sum(points * slope, 1, keepdims=True) / domain.total)
     else:
         held = ((points <= domain.lo) & (slope > 0)) | ((points >= domain.hi) & (slope < 0))
     free = (~held).astype(float)
@@ -305,11 +319,11 @@ class Search:
 
     def _shift(self, slope: Interval, weights: np.ndarray) -> Interval:
         """On the simplex steps sum to zero, so a constant may be taken from all slopes."""
-        if not self.domain.simplex:
+        if self.domain.total is None:
             return slope
         middle = np.nan_to_num(slope.middle, nan=0.0, posinf=0.0, neginf=0.0)
         # A minimiser's slopes are equal where it is positive, so they count by the point's coordinates.
-        middle = np.sum(weights * middle, 1, keepdims=True)
+        middle = np.sum(weights * middle, 1, keepdims=True) / self.domain.total
         return iv.sub(slope, iv.point(np.broadcast_to(middle, slope.lo.shape)))
 
     def _mean_value(self, cells: Interval, centres: np.ndarray, at: Bounds, slope: Interval) -> np.ndarray:
@@ -318,11 +332,11 @@ class Search:
         return _least_sum(at.value.lo, terms.lo, self._slack(slope))
 
     def _slack(self, slope: Interval) -> np.ndarray:
-        # Points of the simplex are only known to sum to one up to rounding.
-        if not self.domain.simplex:
+        # Points of the simplex are only known to sum to its total up to rounding.
+        if self.domain.total is None:
             return np.zeros(len(slope.lo))
         size = np.maximum(np.abs(slope.lo), np.abs(slope.hi)).max(1)
-        return 1e-13 * np.where(np.isfinite(size), size, 0)
+        return 1e-13 * self.domain.total * np.where(np.isfinite(size), size, 0)
 
     def _second_order(self, cells: Interval, centres: np.ndarray, at: Bounds, bend: Interval) -> np.ndarray:
         """f(c) + ∇f(c)·d + λ‖d‖²/2 at its lowest, with λ below every eigenvalue of the Hessian over the cell.

@@ -24,7 +24,7 @@ from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Follower, Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.problem.sets import Ball, Box, NonNegative, Reals, Simplex
+from bilax.problem.sets import Ball, Box, Each, NonNegative, Product, Reals, Set, Simplex
 from bilax.problem.terms import inside
 from bilax.trust import interval
 from bilax.trust.branch_and_bound import Domain
@@ -230,14 +230,26 @@ class _Findings(NamedTuple):
     left_out: tuple[str, ...]
 
 
+def is_box(a_set: Any) -> bool:
+    """Whether the set is what its bounds say: a box, perhaps without ends, or a product of such."""
+    if isinstance(a_set, Product | Each):
+        parts = [a_set.each] if isinstance(a_set, Each) else jax.tree.leaves(a_set.sets, is_leaf=_is_set)
+        return all(is_box(part) for part in parts)
+    return type(a_set) in (Reals, Box, NonNegative)
+
+
+def _is_set(node: Any) -> bool:
+    return isinstance(node, Set)
+
+
 def domain_of(a_set: Any, flat: FlatProblem) -> Domain | None:
     """The set as branch and bound knows it; None for sets of other kinds."""
     lo, hi = np.asarray(flat.y_range.lo)[None], np.asarray(flat.y_range.hi)[None]
-    if type(a_set) in (Reals, Box, NonNegative):
+    if is_box(a_set):
         return Domain(lo, hi)
     if type(a_set) is Simplex:
-        return Domain(lo, hi, simplex=True)
-    return Domain(lo, hi, radius=float(a_set.radius)) if type(a_set) is Ball else None
+        return Domain(lo, hi, total=float(a_set.total))
+    return Domain(lo, hi, radius=float(a_set.radius), centre=lo / 2 + hi / 2) if type(a_set) is Ball else None
 
 
 def _look(
@@ -282,7 +294,9 @@ def _offset(flat: FlatProblem, x: Array, y: np.ndarray, found: Evidence) -> Inte
 def _from_bounds(found: Evidence, offset: Interval) -> _Findings:
     """`offset`: what f adds to the function that was looked at."""
     left_out: tuple[str, ...] = ()
-    unsettled = found.drop > found.tolerance or (found.value.middle - found.local > found.tolerance and not found.bowed)
+    with np.errstate(invalid="ignore"):
+        higher = found.value.middle - found.local > found.tolerance
+    unsettled = found.drop > found.tolerance or (higher and not found.bowed)
     if found.refuted:
         verdict = Verdict.not_stationary if unsettled else Verdict.stationary_only
     elif found.proven:

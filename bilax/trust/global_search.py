@@ -25,10 +25,10 @@ from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.problem.sets import Box, NonNegative, Reals, Set
+from bilax.problem.sets import Set
 from bilax.problem.terms import Term
 from bilax.run.solution import Status
-from bilax.trust.certificate import Certificate, Verdict, certify, domain_of
+from bilax.trust.certificate import Certificate, Verdict, certify, domain_of, is_box
 from bilax.trust.flat_problem import FlatProblem, Range, check_differentiable, flatten, with_plain_set
 from bilax.trust.follower_minima import (
     NEWTON_LIMIT,
@@ -467,7 +467,7 @@ def _polished(
     flat = flatten(problem, best.x, best.y, data)
     domain = domain_of(problem.y_set, flat)
     x, y = (np.asarray(flat.ravel(v)) for v in (best.x, best.y))
-    polishable = type(problem.x_set) in (Reals, Box, NonNegative) and domain is not None and domain.radius == np.inf
+    polishable = is_box(problem.x_set) and domain is not None and domain.radius == np.inf
     if domain is None or not polishable or not x.size or certificate.verdict not in _PASSING or y.size > NEWTON_LIMIT:
         return best, certificate, None
     try:

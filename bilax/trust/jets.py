@@ -6,6 +6,7 @@ the program computes and from nothing else, so custom derivative rules and `stop
 derivative's interval holds the slopes of both sides; at a jump (`where`, `floor`, a cast) it is everything.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from jax.extend import core
 
 from bilax.trust import interval as iv
 from bilax.trust.interval import Interval, Numbers
-from bilax.trust.program import CALLS, inlined, recognised
+from bilax.trust.program import CALLS, ENTRY_BY_ENTRY, inlined, recognised
 
 _LONGEST_LOOP = 4096
 _MOST_NUMBERS = 4_000_000
@@ -33,6 +34,12 @@ class Jet(NamedTuple):
     value: Interval
     slope: Interval | None = None
     bend: Interval | None = None
+    undefined: np.ndarray | None = None
+    """0 where the value is a number all over the box, 2 where it nowhere is, else 1; None: 0 everywhere"""
+
+    @property
+    def parts(self) -> tuple[Interval | None, Interval | None, Interval | None]:
+        return self.value, self.slope, self.bend
 
 
 class Bounds(NamedTuple):
@@ -86,6 +93,9 @@ class Traced:
         count, k = len(boxes.lo), self.size
         zero = iv.point(0.0)
         value = Interval(*(np.broadcast_to(end, (count,)) for end in jet.value))
+        if jet.undefined is not None:
+            # Where f is nowhere defined there is nothing to be low.
+            value = iv.where(jet.undefined == 2, iv.point(np.inf), value)
         slope, bend = (count, k if order else 0), (count, k, k) if order > 1 else (count, 0, 0)
         return Bounds(
             value,
@@ -129,7 +139,7 @@ class Interpreter:
             outs = self.apply(eqn, [read(atom) for atom in eqn.invars], makers)
             known.update(zip(eqn.outvars, outs, strict=True))
             for out in self.seeds.keys() & set(eqn.outvars):
-                known[out] = Jet(known[out].value, Interval(self.seeds[out], self.seeds[out]))
+                known[out] = known[out]._replace(slope=Interval(self.seeds[out], self.seeds[out]), bend=None)
             makers.update((out, eqn) for out in eqn.outvars)
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -148,6 +158,54 @@ class Interpreter:
             return [np.asarray(value) for value in outs]
         if np.dtype(eqn.outvars[0].aval.dtype) in _COARSE:
             raise NotSupportedError(f"{name} in {eqn.outvars[0].aval.dtype}, which rounds more than can be bounded")
+        outs = self.rule_of(eqn, args, makers)
+        if (
+            name in MOVES
+            or name == "select_n"
+            or all(not isinstance(arg, Jet) or arg.undefined is None for arg in args)
+        ):
+            return [self.wrapped(out, var.aval.dtype) for out, var in zip(outs, eqn.outvars, strict=True)]
+        return [self.doubted(eqn, out, flags) for out, flags in zip(outs, self.flags(eqn, args), strict=True)]
+
+    def wrapped(self, out: Any, dtype: Any) -> Any:
+        """Whole numbers that may be too large for their type can be anything that it holds."""
+        if not isinstance(out, Jet) or np.dtype(dtype).kind not in "iu":
+            return out
+        info = np.iinfo(dtype)
+        lost = (out.value.lo < info.min) | (out.value.hi > info.max)
+        if not np.any(lost):
+            return out
+        ends = np.where(lost, info.min, out.value.lo), np.where(lost, info.max, out.value.hi)
+        return self.with_jumps(Interval(*ends), True, varies=True)
+
+    def flags(self, eqn: Any, args: list[Any]) -> list[np.ndarray]:
+        """Where the results may be undefined because arguments are."""
+        name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+        own = [_flags(_as_jet(arg)) for arg in args]
+        if name in ENTRY_BY_ENTRY or name in ("add", "sub", "add_any"):
+            together = np.broadcast_to(functools.reduce(np.maximum, own), shape)
+            return [np.minimum(together, 1) if name in _FORGIVING else together]
+        if name == "reduce_sum":
+            return [own[0].max(tuple(eqn.params["axes"]), initial=0)]
+        return [np.ones(var.aval.shape) for var in eqn.outvars]
+
+    def doubted(self, eqn: Any, out: Any, flags: np.ndarray) -> Any:
+        """A result some of whose arguments may be undefined: truths and whole numbers hide it, numbers do not."""
+        dtype = np.dtype(eqn.outvars[0].aval.dtype)
+        if dtype.kind == "f":
+            return out._replace(undefined=flags if out.undefined is None else np.maximum(flags, out.undefined))
+        if dtype.kind != "b":
+            anything = iv.where(flags == 0, _as_jet(out).value, iv.whole(()))
+            return self.wrapped(self.with_jumps(anything, True, varies=True), dtype)
+        of_nothing = float(eqn.primitive.name in ("ne", "convert_element_type"))
+        low, high = (np.where(flags == 2, of_nothing, end) for end in (0.0, 1.0))
+        value = iv.where(flags == 0, _as_jet(out).value, Interval(low, high))
+        return _truth(value.lo > 0, value.hi > 0)
+
+    def rule_of(self, eqn: Any, args: list[Any], makers: dict[Any, Any]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in _BITWISE and np.dtype(eqn.outvars[0].aval.dtype) != bool:
+            raise NotSupportedError(f"{name} of the bits of whole numbers")
         same = len(eqn.invars) == 2 and eqn.invars[0] is eqn.invars[1]
         together = self.same_factors(eqn, args, same, makers)
         if together is not None:
@@ -216,8 +274,16 @@ class Interpreter:
 
     def unary(self, rule: "_Unary", a: Jet) -> Jet:
         if rule is _NEG:
-            return Jet(*(None if part is None else iv.neg(part) for part in a))  # pyright: ignore[reportArgumentType]
+            negative = (None if part is None else iv.neg(part) for part in a.parts)
+            return Jet(*negative, undefined=a.undefined)  # pyright: ignore[reportArgumentType]
         value = rule.value(a.value)
+        flags = a.undefined
+        if rule.least is not None:
+            flags = _either(flags, _outside(rule, a.value, value))
+        return self.chained(rule, a, value)._replace(undefined=flags)
+
+    def chained(self, rule: "_Unary", a: Jet, value: Interval) -> Jet:
+        """The chain rule."""
         if a.slope is None or not self.order:
             return Jet(value)
         first = rule.first(a.value)
@@ -230,14 +296,15 @@ class Interpreter:
         return Jet(value, slope, bend)
 
     def add(self, a: Jet, b: Jet) -> Jet:
-        return Jet(iv.add(a.value, b.value), _plus(a.slope, b.slope), _plus(a.bend, b.bend))
+        flags = _either(a.undefined, b.undefined)
+        return Jet(iv.add(a.value, b.value), _plus(a.slope, b.slope), _plus(a.bend, b.bend), flags)
 
     def mul(self, a: Jet, b: Jet) -> Jet:
         def product(one, two, lead):
             # Both differentiated: one by the first axis, the other by the second.
             return _outer(one, two) if lead == ((0,), (1,)) else iv.mul(one, two)
 
-        return self.bilinear(a, b, product)
+        return self.bilinear(a, b, product)._replace(undefined=_either(a.undefined, b.undefined))
 
     def bilinear(self, a: Jet, b: Jet, product: Callable[..., Interval]) -> Jet:
         """The product rule. `product(a, b, (i, j))` multiplies with the derivative axes i of a and j of b in front."""
@@ -282,7 +349,7 @@ class Interpreter:
         return Jet(
             *(  # pyright: ignore
                 None if part is None else iv.total(part, tuple(axis + lead for axis in axes))
-                for lead, part in enumerate(a)
+                for lead, part in enumerate(a.parts)
             )
         )
 
@@ -305,9 +372,13 @@ class Interpreter:
             raise NotSupportedError("a division of whole numbers that depend on y")
         a, b = _as_jet(a), _as_jet(b)
         if b.slope is None:
-            return self.bilinear(a, b, lambda one, two, lead: iv.div(one, two))
-        out = self.mul(a, self.unary(_RECIPROCAL, b))
-        return out._replace(value=iv.div(a.value, b.value))
+            out = self.bilinear(a, b, lambda one, two, lead: iv.div(one, two))
+        else:
+            out = self.mul(a, self.unary(_RECIPROCAL, b))._replace(value=iv.div(a.value, b.value))
+        pole = (b.value.lo <= 0) & (b.value.hi >= 0)
+        return out._replace(
+            undefined=_either(out.undefined, np.broadcast_to(pole, np.shape(out.value.lo)).astype(float))
+        )
 
     def on_integer_pow(self, eqn, a):
         return self.unary(_whole_power(eqn.params["y"]), a)
@@ -315,10 +386,15 @@ class Interpreter:
     def on_pow(self, eqn, a, b):
         a, b = _as_jet(a), _as_jet(b)
         if b.slope is None and (b.value.is_point or bool(np.all(b.value.lo == b.value.hi))):
-            exponents = np.unique(b.value.lo)
-            if exponents.size == 1 and exponents[0] == np.round(exponents[0]) and abs(exponents[0]) < 1e6:
-                return self.unary(_whole_power(int(exponents[0])), a)
-            return self.unary(_real_power(b.value.lo), a)
+            # Whole exponents, and they alone, have powers of what is negative.
+            whole = np.isfinite(b.value.lo) & (b.value.lo == np.round(b.value.lo))
+            out = None if whole.all() else self.unary(_real_power(b.value.lo), a)
+            for exponent in np.unique(b.value.lo[whole]):
+                power = self.unary(_whole_power(int(exponent)), a)
+                out = power if out is None else self.on_select_n(eqn, np.asarray(b.value.lo == exponent), out, power)
+            return out
+        if np.any(a.value.lo < 0):
+            raise NotSupportedError("pow with a negative base and an exponent that depends on y")
         return self.unary(_UNARY["exp"], self.mul(b, self.unary(_UNARY["log"], a)))
 
     def on_max(self, eqn, a, b):
@@ -424,7 +500,7 @@ class Interpreter:
         jets = [_as_jet(arg) for arg in args]
         parts = []
         for lead in range(3):
-            pieces = [jet[lead] for jet in jets]
+            pieces = [jet.parts[lead] for jet in jets]
             if all(piece is None for piece in pieces):
                 parts.append(None)
                 continue
@@ -438,8 +514,11 @@ class Interpreter:
                 lows if all(piece.is_point for piece in pieces) else mover([piece.hi for piece in pieces], params, lead)
             )
             parts.append([Interval(low, high) for low, high in zip(lows, highs, strict=True)])
-        count = len(parts[0])
-        return [Jet(*(None if part is None else part[i] for part in parts)) for i in range(count)]  # pyright: ignore
+        outs = [Jet(*(None if part is None else part[i] for part in parts)) for i in range(len(parts[0]))]  # pyright: ignore
+        if any(jet.undefined is not None for jet in jets):
+            flags = mover([_flags(jet) for jet in jets], params, 0)
+            outs = [out._replace(undefined=np.asarray(own)) for out, own in zip(outs, flags, strict=True)]
+        return outs
 
     def by_place(self, eqn: Any, args: list[Any]) -> Jet:
         """A move whose other arguments say where: the primitive itself does it, for each derivative."""
@@ -461,7 +540,7 @@ class Interpreter:
             return [np.asarray(one(*(jnp.asarray(array) for array in arrays)))]
 
         (out,) = self.move(mover, {}, [args[i] for i in varied])
-        return Jet(*(None if part is None else iv.safe(*part) for part in out))  # pyright: ignore
+        return Jet(*(None if part is None else iv.safe(*part) for part in out.parts))  # pyright: ignore
 
     def on_gather(self, eqn, *args):
         return self.by_place(eqn, list(args))
@@ -495,7 +574,8 @@ class Interpreter:
     def with_jumps(self, value: Interval, jump: Any, varies: bool) -> Jet:
         if not self.order or not varies:
             return Jet(value)
-        return Jet(value, *(self.everything(value, jump, lead) for lead in range(1, self.order + 1)))
+        slopes = [self.everything(value, jump, lead) for lead in range(1, self.order + 1)]
+        return Jet(value, *slopes)  # pyright: ignore[reportArgumentType]
 
     def everything(self, value: Interval, jump: Any, lead: int) -> Interval:
         shape = (self.k,) * lead + np.shape(value.lo)
@@ -576,16 +656,24 @@ class Interpreter:
         choice = _as_jet(which).value
         never, always = choice.hi == 0, choice.lo > 0
         value = _choose(never, always, first.value, second.value)
+        flags = None
+        if first.undefined is not None or second.undefined is not None:
+            one, two = (0.0 if case.undefined is None else case.undefined for case in (first, second))
+            either = np.where((one == 2) & (two == 2), 2.0, np.minimum(np.maximum(one, two), 1))
+            flags = np.broadcast_to(np.where(never, one, np.where(always, two, either)), np.shape(value.lo))
         if not self.order or (not isinstance(which, Jet) and first.slope is None and second.slope is None):
-            return Jet(value)
+            return Jet(value, undefined=flags)
         open_still = ~(never | always)
         slopes = []
         for lead in range(1, self.order + 1):
-            chosen = _choose(never, always, *self.full(first[lead], second[lead], value, lead))
+            chosen = _choose(never, always, *self.full(first.parts[lead], second.parts[lead], value, lead))
             slopes.append(Interval(np.where(open_still, -np.inf, chosen.lo), np.where(open_still, np.inf, chosen.hi)))
-        return Jet(value, *slopes)
+        return Jet(value, *slopes)._replace(undefined=flags)
 
 
+_FORGIVING = {"pow", "integer_pow", "max", "min", "clamp"}
+"""what may be defined where an argument is not"""
+_BITWISE = {"and", "or", "not"}
 _LOOPS = {"scan", "while", "cond"}
 setattr(Interpreter, "while", Interpreter.loop)
 _COARSE = {np.dtype(name) for name in ("float32", "float16", jnp.bfloat16)}
@@ -597,6 +685,9 @@ class _Unary(NamedTuple):
     value: Callable[[Interval], Interval]
     first: Callable[[Interval], Interval]
     second: Callable[[Interval], Interval]
+    least: float | None = None
+    """where the domain begins; None: it is defined everywhere"""
+    most: float = np.inf
 
 
 def _constant(number: float) -> Callable[[Interval], Interval]:
@@ -620,7 +711,25 @@ def _within(least: float, most: float, rule: _Unary) -> _Unary:
         outside = (a.hi < least) | (a.lo > most)
         return iv.where(outside, iv.whole(np.shape(a.lo)), rule.value(a))
 
-    return _Unary(value, guarded(rule.first), guarded(rule.second))
+    return _Unary(value, guarded(rule.first), guarded(rule.second), least, most)
+
+
+def _outside(rule: _Unary, a: Interval, value: Interval) -> np.ndarray | None:
+    """Where a function is undefined, as `Jet` tells it; None where it nowhere is."""
+    never = (a.hi < rule.least) | (a.lo > rule.most)
+    # At an infinite value it is no number.
+    perhaps = (a.lo < rule.least) | (a.hi > rule.most) | np.isinf(value.lo) | np.isinf(value.hi)
+    return never + 1.0 * (never | perhaps) if np.any(perhaps) else None
+
+
+def _flags(jet: Jet) -> np.ndarray:
+    return np.zeros(np.shape(jet.value.lo)) if jet.undefined is None else jet.undefined
+
+
+def _either(one: np.ndarray | None, two: np.ndarray | None) -> np.ndarray | None:
+    if one is None or two is None:
+        return two if one is None else one
+    return np.maximum(one, two)
 
 
 def _with_poles(rule: _Unary) -> _Unary:
@@ -635,7 +744,7 @@ def _with_poles(rule: _Unary) -> _Unary:
 
         return apply
 
-    return _Unary(rule.value, guarded(rule.first), guarded(rule.second))
+    return _Unary(rule.value, guarded(rule.first), guarded(rule.second), -np.inf)
 
 
 def _whole_power(n: int) -> _Unary:
@@ -855,9 +964,10 @@ def _fill(a: Interval, shape: tuple[int, ...]) -> Interval:
 def _take(a: Jet, i: int, axis: int) -> Jet:
     parts = [
         None if part is None else Interval(*(np.take(end, i, axis + lead) for end in part))
-        for lead, part in enumerate(a)
+        for lead, part in enumerate(a.parts)
     ]
-    return Jet(*parts)  # pyright: ignore[reportArgumentType]
+    flags = None if a.undefined is None else np.take(a.undefined, i, axis)
+    return Jet(*parts, undefined=flags)  # pyright: ignore[reportArgumentType]
 
 
 def _entry(a: Any, i: int) -> Any:

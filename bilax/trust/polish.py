@@ -71,8 +71,8 @@ class Reduced:
     def _onto(self, y: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """The projector on the directions that no constraint holds."""
         near = 1e-9 * (1 + np.abs(y))
-        if self.domain.simplex:
-            free = ((y > near) | (slope <= y @ slope)).astype(float)
+        if self.domain.total is not None:
+            free = ((y > near) | (slope <= y @ slope / self.domain.total)).astype(float)
             return np.diag(free) - np.outer(free, free) / max(free.sum(), 1)
         lo, hi = self.domain.lo[0], self.domain.hi[0]
         held = ((y <= lo + near) & (slope > 0)) | ((y >= hi - near) & (slope < 0))

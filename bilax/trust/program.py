@@ -20,6 +20,16 @@ REARRANGING = {
 """Operations that only move entries about, to places that are known."""
 
 
+ENTRY_BY_ENTRY = {
+    *("neg", "abs", "square", "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "sin", "cos", "tan"),
+    *("sinh", "cosh", "tanh", "logistic", "atan", "asinh", "asin", "acos", "atanh", "acosh", "erf", "erfc"),
+    *("integer_pow", "pow", "max", "min", "clamp", "select_n", "sign", "floor", "ceil", "round", "is_finite"),
+    *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop_gradient", "copy"),
+    *("mul", "div", "convert_element_type"),
+}
+"""Operations that work entry by entry, besides sums."""
+
+
 class Program(NamedTuple):
     """As much of a jaxpr as an interpreter reads."""
 

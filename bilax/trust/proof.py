@@ -56,7 +56,7 @@ class Evidence(NamedTuple):
 
     @property
     def proven(self) -> bool:
-        return bool(self.bound >= self.value.hi - self.tolerance)
+        return bool(np.isfinite(self.value.hi) and self.bound >= self.value.hi - self.tolerance)
 
     @property
     def refuted(self) -> bool:
@@ -224,10 +224,11 @@ def prove_convex(traced: Traced, domain: Domain, y: np.ndarray) -> tuple[float, 
         steps = iv.sub(Interval(lo, hi), iv.point(y))
         slope, curvature = found.slope, found.curvature
         slack = 0.0
-        if domain.simplex:
+        if domain.total is not None:
             # Steps on the simplex sum to zero, so a constant may be taken from all slopes.
-            shift = float(np.sum(y * slope.middle))
-            slope, slack = iv.sub(slope, iv.point(np.full(y.shape, shift))), 1e-13 * (1 + y.size) * abs(shift)
+            shift = float(np.sum(y * slope.middle)) / domain.total
+            slope = iv.sub(slope, iv.point(np.full(y.shape, shift)))
+            slack = 1e-13 * (1 + y.size) * abs(shift) * domain.total
         terms = np.minimum(*(lowest_parabola(end, curvature, steps) for end in slope))
         value = _scalar(found.value)
         total = float(value.lo + np.sum(terms))

@@ -19,7 +19,7 @@ from bilax.trust import interval as iv
 from bilax.trust.branch_and_bound import LIMIT, least_eigenvalue
 from bilax.trust.interval import Interval
 from bilax.trust.jets import MOVES, Bounds, Interpreter, Jet, Traced
-from bilax.trust.program import dependents, is_linear, needed, recognised, terms_of, varying
+from bilax.trust.program import ENTRY_BY_ENTRY, dependents, is_linear, needed, recognised, terms_of, varying
 
 _ROWS = (1, 8, 64)
 _MOST_NUMBERS = 4_000_000
@@ -90,7 +90,7 @@ class _Analysis:
         name, out = eqn.primitive.name, eqn.outvars[0]
         linear = is_linear(eqn, varying(eqn, self.depends)) and all(one is None or one.linear for one in known)
         pair = name in _PAIRS and not (linear and sum(one is not None for one in known) == 2)
-        if name in _ONE_BY_ONE or pair or recognised(eqn):
+        if name in ENTRY_BY_ENTRY or pair or recognised(eqn):
             if linear and any(one is not None and one.ids is None for one in known):
                 self.seen[out] = _Seen(None, True)
             else:
@@ -211,16 +211,8 @@ def _point_of(array: np.ndarray | None) -> Interval | None:
     return None if array is None else Interval(array, array)
 
 
-_ONE_BY_ONE = {
-    *("neg", "abs", "square", "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "sin", "cos", "tan"),
-    *("sinh", "cosh", "tanh", "logistic", "atan", "asinh", "asin", "acos", "atanh", "acosh", "erf", "erfc"),
-    *("integer_pow", "pow", "max", "min", "clamp", "select_n", "sign", "floor", "ceil", "round", "is_finite"),
-    *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop_gradient", "copy"),
-    *("mul", "div", "convert_element_type"),
-}
-"""Operations that work entry by entry."""
 _PAIRS = {"add", "sub", "add_any"}
-"""The same, but a sum of two linear values mixes their variables."""
+"""Operations entry by entry of which one, a sum of two linear values, mixes their variables."""
 
 
 class Separable:
@@ -296,8 +288,8 @@ class Separable:
             shape = (k,) * lead
             total = _Total(shape, rows * self.count)
             for jet, ids, weight in zip(jets, analysis.root_ids, analysis.weights[0], strict=True):
-                if jet[lead] is not None:
-                    terms = iv.mul(jet[lead], weight)
+                if jet.parts[lead] is not None:
+                    terms = iv.mul(jet.parts[lead], weight)
                     terms = Interval(*(np.broadcast_to(end, (*shape, *ids.shape)).reshape(*shape, -1) for end in terms))
                     total.add(terms, (ids // self.size * self.count + self.part[ids % self.size]).ravel())
             summed = total.interval()
@@ -359,8 +351,8 @@ def convexity(traced: Traced, lo: np.ndarray, hi: np.ndarray, y: np.ndarray) -> 
         jets = analysis.evaluate(analysis.roots, boxes, order_wanted, seeds, k)
         total = _Total((k,) * order_wanted, len(parts))
         for jet, ids, weight in zip(jets, analysis.root_ids, analysis.weights[0], strict=True):
-            if jet[order_wanted] is not None:
-                terms = iv.mul(jet[order_wanted], weight)
+            if jet.parts[order_wanted] is not None:
+                terms = iv.mul(jet.parts[order_wanted], weight)
                 shape = ((k,) * order_wanted) + ids.shape
                 total.add(
                     Interval(*(np.broadcast_to(e, shape).reshape(*shape[:order_wanted], -1) for e in terms)),
