@@ -275,14 +275,14 @@ class Search:
         # What is not bounded over a bounded cell may have a pole there, across which no slope tells anything.
         bounded = np.isfinite(cells.lo).all(1) & np.isfinite(cells.hi).all(1)
         pole = bounded & ~(np.isfinite(over.value.lo) & np.isfinite(over.value.hi))
-        over = over._replace(slope=_or_everything(over.slope, pole[:, None]))
-        bounds = np.fmax(before, np.fmax(over.value.lo, self._mean_value(cells, centres, at, over.slope)))
+        over = over._replace(slope=everything_where(pole[:, None], over.slope))
+        bounds = np.fmax(before, np.fmax(over.value.lo, self._by_slope(cells, centres, at, over.slope)))
         still = bounds < target[which]
         bend = None
         if np.any(still):
             bend = self.parts.bounds(which[still], _rows(cells, still), 2).bend
-            bend = _or_everything(bend, pole[still][:, None, None])
-            second = self._second_order(_rows(cells, still), centres[still], _take(at, still), bend)
+            bend = everything_where(pole[still][:, None, None], bend)
+            second = self._by_bend(_rows(cells, still), centres[still], _take(at, still), bend)
             bounds[still] = np.fmax(bounds[still], second)
         done = bounds >= target[which]
         np.minimum.at(self.settled, which[done], bounds[done])
@@ -326,10 +326,12 @@ class Search:
         middle = np.sum(weights * middle, 1, keepdims=True) / self.domain.total
         return iv.sub(slope, iv.point(np.broadcast_to(middle, slope.lo.shape)))
 
-    def _mean_value(self, cells: Interval, centres: np.ndarray, at: Bounds, slope: Interval) -> np.ndarray:
-        steps = iv.sub(cells, iv.point(centres))
-        terms = iv.mul(self._shift(slope, centres), steps)
-        return _least_sum(at.value.lo, terms.lo, self._slack(slope))
+    def _by_slope(self, cells: Interval, centres: np.ndarray, at: Bounds, slope: Interval) -> np.ndarray:
+        return mean_value(cells, centres, at.value, self._shift(slope, centres), self._slack(slope))
+
+    def _by_bend(self, cells: Interval, centres: np.ndarray, at: Bounds, bend: Interval) -> np.ndarray:
+        slope = self._shift(at.slope, centres)
+        return second_order(cells, centres, at.value, slope, bend, self._slack(at.slope))
 
     def _slack(self, slope: Interval) -> np.ndarray:
         # Points of the simplex are only known to sum to its total up to rounding.
@@ -337,19 +339,6 @@ class Search:
             return np.zeros(len(slope.lo))
         size = np.maximum(np.abs(slope.lo), np.abs(slope.hi)).max(1)
         return 1e-13 * self.domain.total * np.where(np.isfinite(size), size, 0)
-
-    def _second_order(self, cells: Interval, centres: np.ndarray, at: Bounds, bend: Interval) -> np.ndarray:
-        """f(c) + ∇f(c)·d + λ‖d‖²/2 at its lowest, with λ below every eigenvalue of the Hessian over the cell.
-
-        Steps are counted in half widths, so that long and short sides weigh alike.
-        """
-        half = (cells.hi - cells.lo) / 2
-        half = np.where(np.isfinite(half) & (half > 0), half, 1.0)
-        curvature = least_eigenvalue(bend, half)
-        steps = iv.div(iv.sub(cells, iv.point(centres)), iv.point(half))
-        slope = iv.mul(self._shift(at.slope, centres), iv.point(half))
-        lowest = np.minimum(*(lowest_parabola(end, curvature[:, None], steps) for end in slope))
-        return _least_sum(at.value.lo, lowest, self._slack(at.slope))
 
     def _divide(self, cells: Interval, bounds: np.ndarray, which: np.ndarray, slope: Interval, bend: Interval) -> _Left:
         lo, hi = cells
@@ -394,8 +383,38 @@ class Search:
         return np.where(hollow.any(1), np.argmax(hollow, 1), side), hollow.any(1)
 
 
-def _or_everything(a: Interval, chosen: np.ndarray) -> Interval:
+def everything_where(chosen: np.ndarray, a: Interval) -> Interval:
+    """a, and everything where chosen."""
     return Interval(np.where(chosen, -np.inf, a.lo), np.where(chosen, np.inf, a.hi))
+
+
+def mean_value(
+    cells: Interval, centres: np.ndarray, value: Interval, slope: Interval, slack: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """f(c) + ∇f · d at its lowest, with f's value at the centres and its slopes all over the cells."""
+    terms = iv.mul(slope, iv.sub(cells, iv.point(centres)))
+    return _least_sum(value.lo, terms.lo, slack)
+
+
+def second_order(
+    cells: Interval,
+    centres: np.ndarray,
+    value: Interval,
+    slope: Interval,
+    bend: Interval,
+    slack: np.ndarray | float = 0.0,
+) -> np.ndarray:
+    """f(c) + ∇f(c)·d + λ‖d‖²/2 at its lowest, with λ below every eigenvalue of the Hessian over the cell.
+
+    Steps are counted in half widths, so that long and short sides weigh alike.
+    """
+    half = (cells.hi - cells.lo) / 2
+    half = np.where(np.isfinite(half) & (half > 0), half, 1.0)
+    curvature = least_eigenvalue(bend, half)
+    steps = iv.div(iv.sub(cells, iv.point(centres)), iv.point(half))
+    slope = iv.mul(slope, iv.point(half))
+    lowest = np.minimum(*(lowest_parabola(end, curvature[:, None], steps) for end in slope))
+    return _least_sum(value.lo, lowest, slack)
 
 
 def _first_of_each(which: np.ndarray, heights: np.ndarray, count: int) -> np.ndarray:
@@ -421,7 +440,7 @@ def _middle(lo: np.ndarray, hi: np.ndarray, reference: np.ndarray) -> np.ndarray
     return np.where(np.isinf(lo) & np.isinf(hi), reference, middle)
 
 
-def _least_sum(start: np.ndarray, terms: np.ndarray, slack: np.ndarray) -> np.ndarray:
+def _least_sum(start: np.ndarray, terms: np.ndarray, slack: np.ndarray | float) -> np.ndarray:
     """start + Σ terms, rounded downwards; −∞ where it is no number."""
     total = start + terms.sum(1)
     size = np.abs(start) + np.abs(terms).sum(1)

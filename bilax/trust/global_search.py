@@ -12,6 +12,7 @@ The optimistic problem is min F(x, y) such that f(x, y) ≤ f*(x). Three stages,
 3. The same against other follower points, with x at rest unless they reveal a gap; then `certify`.
 """
 
+import time
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -41,6 +42,7 @@ from bilax.trust.follower_minima import (
     typical,
 )
 from bilax.trust.jets import NotSupportedError
+from bilax.trust.leader_bound import MOST_VARIABLES, LeaderBound
 from bilax.trust.polish import Reduced, polish
 
 ROUNDS, STEPS = 20, 40
@@ -316,7 +318,11 @@ class Candidate(NamedTuple):
 
 
 class GlobalSolution(eqx.Module):
-    """What `solve_global` returns: the best certified pair, and the others."""
+    """What `solve_global` returns: the best certified pair, and the others.
+
+    What is known of it is told apart: `certificate` of the follower at x, `leader_slope` of the leader near x, `bound`
+    and `within` of the leader everywhere.
+    """
 
     x: PyTree
     y: PyTree
@@ -329,10 +335,21 @@ class GlobalSolution(eqx.Module):
     leader_slope: float | None = None
     """the scale-free slope of F(x, y(x)) where it ended: small where the leader is locally optimal; None where the
     leader was not polished"""
+    bound: float | None = None
+    """proven: F is nowhere lower, for any x in X and any global minimiser y of f(x, ·); None where nothing is known"""
+
+    @property
+    def within(self) -> float | None:
+        """The ε within which (x, y) is globally optimal, follower and leader both proven; None where they are not."""
+        if self.bound is None or not self.certificate.rigorous:
+            return None
+        return max(0.0, self.upper - self.bound)
 
     def __repr__(self) -> str:
+        words = self.certificate.verdict.value
+        words += "" if self.within is None else f", globally optimal within {self.within:.2g}"
         return (
-            f"GlobalSolution(upper={self.upper:.6g}, lower={self.lower:.6g}, {self.certificate.verdict.value}, "
+            f"GlobalSolution(upper={self.upper:.6g}, lower={self.lower:.6g}, {words}, "
             f"{len(self.candidates)} candidates)"
         )
 
@@ -351,7 +368,9 @@ def solve_global(
 
     Of all pairs that pass, the best that is certified "global follower" is returned, else the best of which no better
     follower is known; if there is none, the status is `step_limit` and the certificate says what is wrong with the best
-    there is. At the end F descends along the follower's solution; `leader_slope` tells how far that came.
+    there is. At the end F descends along the follower's solution; `leader_slope` tells how far that came. Where X and Y
+    are bounded boxes of up to four variables together, branch and bound over all of them then bounds F from below, for
+    at most five seconds: `within` is the ε within which the answer is proven to be the global one.
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
@@ -378,11 +397,12 @@ def solve_global(
         )
         best, certificate = _best_certified(problem, candidates, data)
         best, certificate, slope = _polished(problem, best, certificate, data)
+        bound = _leader_bound(problem, best, data)
     status = Status.converged if certificate.verdict in _PASSING else Status.step_limit
     if not np.isfinite(best.upper):
         status = Status.non_finite
     best, candidates = jax.device_get((best, candidates))
-    return GlobalSolution(best.x, best.y, best.upper, best.lower, status, certificate, candidates, slope)
+    return GlobalSolution(best.x, best.y, best.upper, best.lower, status, certificate, candidates, slope, bound)
 
 
 def _search(arguments: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
@@ -491,3 +511,21 @@ def _polished(
         return best, certificate, None
     moved = np.clip(x - slope, flat.x_range.lo, flat.x_range.hi) - x
     return best, certificate, float(np.max(np.abs(moved))) / (1 + abs(best.upper))
+
+
+_WITHIN, _LEADER_SECONDS = 1e-4, 5.0
+"""how near F's bound is to come to F, in units of 1 + |F|, and for how long that is tried"""
+
+
+def _leader_bound(problem: Problem, best: Candidate, data: tuple[Any, ...]) -> float | None:
+    flat = flatten(problem, best.x, best.y, data)
+    ends = np.concatenate([flat.x_range.lo, flat.x_range.hi, flat.y_range.lo, flat.y_range.hi])
+    boxes = (is_box(problem.x_set) or not flat.x_range.lo.size) and is_box(problem.y_set)
+    if not boxes or ends.size > 2 * MOST_VARIABLES or not np.isfinite([*ends, best.upper]).all():
+        return None
+    try:
+        search = LeaderBound(flat, np.asarray(flat.ravel(best.y)))
+        bound = search.run(best.upper - _WITHIN * (1 + abs(best.upper)), time.monotonic() + _LEADER_SECONDS)
+    except NotSupportedError:
+        return None
+    return bound if np.isfinite(bound) else None

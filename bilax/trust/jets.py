@@ -412,6 +412,8 @@ class Interpreter:
         if not self.order or (a.slope is None and b.slope is None):
             return Jet(value)
         first, second = a.value.lo >= b.value.hi, b.value.lo >= a.value.hi
+        # A point where both are equal has the slopes of both sides.
+        first, second = first & ~second, second & ~first
         slope = _choose(first, second, *self.full(a.slope, b.slope, value, 1))
         if self.order < 2:
             return Jet(value, slope)
@@ -793,7 +795,7 @@ def _erf_slope(a: Interval) -> Interval:
 
 
 def _abs_slope(a: Interval) -> Interval:
-    return Interval(np.where(a.lo >= 0, 1.0, -1.0), np.where(a.hi <= 0, -1.0, 1.0))
+    return Interval(np.where((a.lo >= 0) & (a.hi > 0), 1.0, -1.0), np.where((a.hi <= 0) & (a.lo < 0), -1.0, 1.0))
 
 
 def _abs_bend(a: Interval) -> Interval:

@@ -1,0 +1,97 @@
+"""Bounds of the leader's value over all x, against known answers and dense grids."""
+
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilax
+from bilax.experiments.suite.bench import PROBLEMS
+from bilax.problem.precision import double_precision, in_double
+from bilax.trust.flat_problem import flatten
+from bilax.trust.leader_bound import LeaderBound
+
+
+def bound_of(problem, x0, y0, target, seconds=20.0):
+    with double_precision():
+        x0, y0 = in_double((jnp.asarray(x0) if not isinstance(x0, tuple) else x0, jnp.asarray(y0)))
+        flat = flatten(problem, x0, y0)
+        return LeaderBound(flat, np.asarray(flat.ravel(y0))).run(target, time.monotonic() + seconds)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_gap_is_closed_from_below(name):
+    known = PROBLEMS[name]
+    best = float(known.best)
+    bound = bound_of(known.problem, known.x0, known.y0, best - 1e-3 * (1 + abs(best)))
+    # Some answers are known to three digits only.
+    assert best - 1.1e-3 * (1 + abs(best)) <= bound <= best + 5e-4
+
+
+def followers(rng):
+    """f and F with waves, kinks and jumps, written for NumPy and JAX."""
+    a, w, p, c = rng.normal(size=4), rng.uniform(1, 5, 4), rng.uniform(0, 6, 4), rng.normal(size=3)
+    kind = rng.integers(4)
+
+    def lower(xp, x, y):
+        smooth = a[0] * xp.cos(w[0] * y + w[1] * x + p[0]) + a[1] * x * xp.sin(w[2] * y + p[1]) + 0.3 * (y - x) ** 2
+        rough = (
+            lambda: 0.0 * y,
+            lambda: a[2] * xp.abs(y - 0.5 * x) - a[3] * xp.maximum(y, 0.3 * x),
+            lambda: a[2] * xp.where(y > 0.4 * x, 0.5, -0.2),
+            lambda: xp.minimum(a[2] * y, a[3] * y) + 10.0 * x,
+        )[kind]()
+        return smooth + rough
+
+    def upper(xp, x, y):
+        return c[0] * x + c[1] * y + xp.sin(3 * x * y) + c[2] * y**2
+
+    return upper, lower
+
+
+def grid_answer(upper, lower):
+    """The least F over 201 values of x, each with its follower's minimum refined on ever finer grids."""
+    x = np.linspace(-1, 1, 201)[:, None]
+    y, width = np.broadcast_to(np.linspace(-1, 1, 4001), (201, 4001)), 1e-3
+    for _ in range(5):
+        best = np.take_along_axis(y, np.argmin(lower(np, x, y), 1)[:, None], 1)
+        y, width = np.clip(best + width * np.linspace(-1, 1, 201), -1, 1), width / 40
+    return float(np.min(upper(np, x, best)))
+
+
+@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("SEEDS","8"))))
+def test_no_bound_lies_above_what_a_grid_finds(seed):
+    upper, lower = followers(np.random.default_rng(seed))
+    problem = bilax.Problem(
+        lambda x, y: upper(jnp, x, y), lambda x, y: lower(jnp, x, y), bilax.Box(-1.0, 1.0), bilax.Box(-1.0, 1.0)
+    )
+    found = grid_answer(upper, lower)
+    bound = bound_of(problem, 0.0, 0.0, found - 1e-3, seconds=3.0)
+    assert bound <= found + 1e-5
+    # Whatever the time, the bound is one.
+    assert bound_of(problem, 0.0, 0.0, found + 100.0, seconds=0.3) <= found + 1e-5
+
+
+def test_a_kink_where_cells_meet_is_not_lost():
+    """The follower sits at 0, where the first cut goes through; F is lowest there."""
+    box = bilax.Box(-1.0, 1.0)
+    for kink in (jnp.abs, lambda v: jnp.maximum(-v, v), lambda v: jnp.where(v < 0, -v, v)):
+        problem = bilax.Problem(lambda x, y: x**2 - jnp.cos(y), lambda x, y, kink=kink: kink(y) * (1 + x**2), box, box)
+        assert -1.001 <= bound_of(problem, 0.3, 0.2, -1.001) <= -1.0
+    # The same at an end of Y, which the follower never leaves.
+    problem = bilax.Problem(lambda x, y: x + y, lambda x, y: jnp.maximum(-y, y), box, bilax.Box(0.0, 1.0))
+    assert -1.001 <= bound_of(problem, 0.3, 0.2, -1.001) <= -1.0
+
+
+def test_the_answer_tells_what_is_proven_of_the_leader():
+    known = PROBLEMS["mb_2007_15"]
+    found = bilax.solve_global(known.problem, known.x0, known.y0)
+    assert found.within is not None
+    assert found.within <= 2e-4
+    assert "globally optimal within" in repr(found)
+    # Without ends of X nothing is known of F everywhere.
+    problem = bilax.Problem(lambda x, y: (x + y) ** 2, lambda x, y: (y - x) ** 2, y_set=bilax.Box(-1.0, 1.0))
+    found = bilax.solve_global(problem, 0.5, 0.5)
+    assert found.bound is None
+    assert found.within is None
