@@ -100,6 +100,41 @@ def test_minima_that_are_not_global_are_refuted():
     assert certificate.bound <= lowest + 1e-12
 
 
+@pytest.mark.parametrize(
+    ("lower", "y", "y_set"),
+    [
+        # Sets other than the unit simplex and the ball around zero.
+        (lambda x, y: (y[0] - 1.5) ** 2 + (y[1] - 0.5) ** 2, np.ones(2), bilax.Simplex(2.0)),
+        (lambda x, y: jnp.sin(3 * y[0]) + y[1], np.full(2, 0.25), bilax.Simplex(0.5)),
+        (lambda x, y: -y[0] - 0.1 * jnp.cos(5 * y[1]), np.array([3.0, 0.0]), bilax.Ball(1.0, np.array([4.0, 0.0]))),
+        # What is not a number in part of Y, and is compared.
+        (lambda x, y: jnp.where(jnp.isnan(jnp.log(y)), -5.0, (y - 0.5) ** 2), 0.5, BOX),
+        (lambda x, y: jnp.where(jnp.log(y) < 100, (y - 0.5) ** 2 + 1, 0.0), 0.5, BOX),
+        # Whole numbers that are too large for their type, and their bits.
+        (lambda x, y: ((y * 100).astype(jnp.int32) * 50_000_000) * 1e-9 + y, 0.0, bilax.Box(0.0, 1.0)),
+        (lambda x, y: (y * 300).astype(jnp.int8) + y, 0.0, bilax.Box(0.0, 1.0)),
+        (lambda x, y: 1.0 * ~(y * 10).astype(int), 0.0, bilax.Box(0.0, 1.0)),
+        # Powers of what is negative, which whole exponents have.
+        (lambda x, y: jnp.sum(y ** jnp.array([2.0, 3.0])), np.zeros(2), BOX),
+        (lambda x, y: (-2.0) ** jnp.round(y), 0.0, bilax.Box(0.0, 3.0)),
+        # Kinks at the very point.
+        (lambda x, y: -jnp.maximum(0.0, y), 0.0, bilax.Box(0.0, 1.0)),
+        (lambda x, y: jnp.minimum(y[0] + y[1], -y[0] - y[1]), np.zeros(2), bilax.Box(0.0, 1.0)),
+    ],
+)
+def test_points_that_were_once_falsely_proven(lower, y, y_set):
+    assert certify(lower, y, y_set, time_limit=2.0).verdict is not bilax.Verdict.global_follower
+
+
+def test_products_of_boxes_and_followers_that_are_defined_in_part_are_proven():
+    y_set = bilax.Product((bilax.Box(0.0, 2.0), bilax.Reals()))
+    problem = bilax.Problem(lambda x, y: y[0], lambda x, y: (y[0] - 1) ** 2 + jnp.sum(y[1] ** 2), y_set=y_set)
+    assert bilax.certify(problem, SimpleNamespace(x=(), y=(np.asarray(1.0), np.zeros(2)))).rigorous
+    assert certify(lambda x, y: jnp.sum((y - 0.5) ** 2), np.full((2, 2), 0.5), bilax.Each(BOX)).rigorous
+    assert certify(lambda x, y: jnp.sqrt(y - 0.2) + jnp.cos(3 * y), 0.98408068933572).rigorous
+    assert not certify(lambda x, y: jnp.sqrt(y - 2.0), 1.0).rigorous
+
+
 def test_what_cannot_be_bounded_is_not_called_global():
     found = certify(lambda x, y: jnp.sort(jnp.stack([wells(y), wells(y) + 1]))[0], 0.5)
     assert found.verdict is bilax.Verdict.not_excluded

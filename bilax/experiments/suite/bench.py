@@ -134,12 +134,16 @@ class Suite(Target):
                 f"F from {title}; + solved, ! too good to be true", ["problem", "F*", *methods, "solve_global"], rows
             )
         rows = [
-            [name, p["best"], *(p["global"][key] for key in ("upper", "gap", "proven", "seconds", "cpu_seconds"))]
+            [
+                name,
+                p["best"],
+                *(p["global"][key] for key in ("upper", "gap", "proven", "within", "seconds", "cpu_seconds")),
+            ]
             for name, p in problems.items()
         ]
         show_table(
             "solve_global",
-            ["problem", "F*", "F", "gap", "proven", "seconds, compilation included", "of processor"],
+            ["problem", "F*", "F", "gap", "proven", "F within", "seconds, compilation included", "of processor"],
             rows,
         )
         return [self._draw(results)]
@@ -201,7 +205,8 @@ def _run_global(known: Known) -> dict[str, Any]:
     seconds, work = time.perf_counter() - start, time.process_time() - work
     with jax.enable_x64(True):
         end = _judge(known, found.x, found.y, found.upper)
-    return end._asdict() | {"seconds": seconds, "cpu_seconds": work, "proven": found.certificate.rigorous}
+    proven = {"proven": found.certificate.rigorous, "bound": found.bound, "within": found.within}
+    return end._asdict() | {"seconds": seconds, "cpu_seconds": work} | proven
 
 
 def _run_methods(known: Known, side: int) -> dict[str, tuple[End, End]]:
