@@ -259,6 +259,6 @@ def test_the_leader_is_polished_on_the_simplex(entropy, best):
     problem = bilax.Problem(lambda x, y: -jnp.vdot(x, y[:3]), lower, bilax.Box(0.0, 5.0), bilax.Simplex())
     x = np.asarray([2.2, 2.1, 1.9])
     flat = flatten(problem, jnp.asarray(x), jnp.full(4, 0.25))
-    reduced = Reduced(flat, Domain(np.zeros((1, 4)), np.ones((1, 4)), simplex=True), 3, 4)
+    reduced = Reduced(flat, Domain(np.zeros((1, 4)), np.ones((1, 4)), total=1.0), 3, 4)
     end = polish(reduced, x, reduced.follow(x, np.full(4, 0.25)), np.zeros(3), np.full(3, 5.0))
     assert end.upper == pytest.approx(best, abs=2e-5)

@@ -53,10 +53,10 @@ def followers(rng):
 def grid_answer(upper, lower):
     """The least F over 201 values of x, each with its follower's minimum refined on ever finer grids."""
     x = np.linspace(-1, 1, 201)[:, None]
-    y, width = np.broadcast_to(np.linspace(-1, 1, 4001), (201, 4001)), 1e-3
-    for _ in range(5):
-        best = np.take_along_axis(y, np.argmin(lower(np, x, y), 1)[:, None], 1)
-        y, width = np.clip(best + width * np.linspace(-1, 1, 201), -1, 1), width / 40
+    best, y = np.zeros((201, 1)), np.linspace(-1, 1, 4001)[None]
+    for width in 1e-3 / 40.0 ** np.arange(5):
+        best = np.take_along_axis(y + 0 * x, np.argmin(lower(np, x, y), 1)[:, None], 1)
+        y = np.clip(best + width * np.linspace(-1, 1, 201), -1, 1)
     return float(np.min(upper(np, x, best)))
 
 
