@@ -342,6 +342,18 @@ def test_a_network_with_activation_functions_may_be_the_follower():
         bilax.solve(problem, bilax.ia_gm(2, 0.1), jnp.zeros(()), eqx.nn.Lambda(jnp.tanh))
 
 
+def test_sets_and_starts_see_a_network_as_it_was_written():
+    network, one = eqx.nn.MLP(1, 1, 3, 1, key=jax.random.key(0)), jnp.ones(1)
+    # y is as large as it may be, then where it starts: both are what the network says, which learns to say 0.2.
+    bound = bilax.Problem(
+        lambda x, y: (y - 0.2) ** 2, lambda x, y: (y - 3) ** 2, y_set=lambda x: bilax.Box(-9.0, x(one)[0])
+    )
+    still = bilax.Problem(lambda x, y: (y - 0.2) ** 2, lambda x, y: 0 * y)
+    for problem, start in ((bound, "fixed"), (still, lambda x: x(one)[0])):
+        found = bilax.solve(problem, bilax.rhg(5, 0.3, start=start), network, 0.0, steps=40)
+        np.testing.assert_allclose([found.y, found.x(one)[0]], 0.2, atol=0.01)
+
+
 def test_a_status_prints_its_name(capsys):
     print(run(METHODS["rhg"]).status)
     assert capsys.readouterr().out == "step_limit\n"

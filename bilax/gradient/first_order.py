@@ -2,32 +2,25 @@
 
 from typing import TYPE_CHECKING
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
 from bilax.follower.dynamics import GradientDescent, at
-from bilax.gradient.rule import Cotangents, FollowerRun
+from bilax.gradient.rule import Cotangents, FollowerRun, StatelessRule
 
 if TYPE_CHECKING:
     from bilax.gradient.method import Method
 
 
-class FiniteDifference(eqx.Module):
+class FiniteDifference(StatelessRule):
     """DARTS: the one step's second derivatives by central differences of first ones.
 
     For `inner_steps=1` and gradient descent only. `epsilon` is divided by ‖v‖, as in DARTS (Liu et al. 2019).
     """
 
     epsilon: float = 0.01
-
-    def keep(self, inner_steps: int) -> int | None:
-        return None
-
-    def has_z_gradient(self, inner_steps: int) -> bool:
-        return True
 
     def check(self, method: "Method") -> None:
         if method.inner_steps != 1 or not isinstance(method.dynamics, GradientDescent):
@@ -62,33 +55,15 @@ class FiniteDifference(eqx.Module):
         return Cotangents(params_bar, jax.tree.map(jnp.add, v, curvature))
 
 
-class FirstOrder(eqx.Module):
+class FirstOrder(StatelessRule):
     """Takes the response for a shift of z: dy/dx = 0 and dy/dz = I (FOMAML)."""
-
-    def keep(self, inner_steps: int) -> int | None:
-        return None
-
-    def has_z_gradient(self, inner_steps: int) -> bool:
-        return True
-
-    def check(self, method: "Method") -> None:
-        return None
 
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
         return Cotangents(jax.tree.map(jnp.zeros_like, run.params), v)
 
 
-class Displacement(eqx.Module):
+class Displacement(StatelessRule):
     """Reptile: z moves towards where the follower went; its "gradient" is z − y_k̄, whatever F says."""
-
-    def keep(self, inner_steps: int) -> int | None:
-        return None
-
-    def has_z_gradient(self, inner_steps: int) -> bool:
-        return True
-
-    def check(self, method: "Method") -> None:
-        return None
 
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
         return Cotangents(jax.tree.map(jnp.zeros_like, run.params), jax.tree.map(jnp.subtract, run.z, run.y))

@@ -13,6 +13,7 @@ differentiated, so a rule never pays for a gradient that nobody asked for.
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+import equinox as eqx
 from jaxtyping import PyTree
 
 from bilax.follower.trajectory import Trajectory, Unrolling
@@ -61,3 +62,16 @@ class Derivative(Protocol):
     def has_z_gradient(self, inner_steps: int) -> bool: ...
     def check(self, method: "Method") -> None: ...
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents: ...
+
+
+class StatelessRule(eqx.Module):
+    """A rule that needs no states, has a z-gradient and fits every method, unless it says otherwise."""
+
+    def keep(self, inner_steps: int) -> int | None:
+        return None
+
+    def has_z_gradient(self, inner_steps: int) -> bool:
+        return True
+
+    def check(self, method: "Method") -> None:
+        return None

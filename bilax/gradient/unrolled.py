@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from bilax.follower.trajectory import replay, segment_length, sweep
-from bilax.gradient.rule import Cotangents, FollowerRun
+from bilax.gradient.rule import Cotangents, FollowerRun, StatelessRule
 
 if TYPE_CHECKING:
     from bilax.gradient.method import Method
@@ -56,21 +56,12 @@ class Reverse(eqx.Module):
         return Cotangents(params_bar, z_bar)
 
 
-class Forward(eqx.Module):
+class Forward(StatelessRule):
     """Forward mode: one tangent of the trajectory per coordinate of the parameters and, if asked for, of z.
 
     Exact. Costs as many trajectories as there are coordinates, and keeps no states: for few unknowns and
     long trajectories.
     """
-
-    def keep(self, inner_steps: int) -> int | None:
-        return None
-
-    def has_z_gradient(self, inner_steps: int) -> bool:
-        return True
-
-    def check(self, method: "Method") -> None:
-        return None
 
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents:
         dynamics = run.method.dynamics

@@ -1,5 +1,6 @@
 """What of x0 and y0 is varied: their floating arrays. A module's other leaves stay as they are."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +9,8 @@ import jax
 from jaxtyping import PyTree
 
 from bilax.problem.problem import Problem
+from bilax.problem.sets import Set
+from bilax.problem.terms import Term
 
 
 class Fixed(NamedTuple):
@@ -40,7 +43,9 @@ class _Joined(eqx.Module):
         return self.function(*before, x, self.fixed.join_y(y), *data)
 
 
-class _JoinedContext(eqx.Module):
+class _JoinedLeader(eqx.Module):
+    """A context, or a set, of the variables of x alone."""
+
     function: Callable[..., Any]
     fixed: Fixed
 
@@ -59,19 +64,23 @@ def take_variables(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[Problem, P
     if not jax.tree.leaves(fixed):
         return problem, x, y, Fixed()
     sees = problem.context is not None
-    return (
-        Problem(
-            upper=_Joined(problem.upper, fixed, 0, sees),
-            lower=_Joined(problem.lower, fixed, 0, sees),
-            x_set=problem.x_set,
-            y_set=problem.y_set,
-            context=None if problem.context is None else _JoinedContext(problem.context, fixed),
-            lower_at=None if problem.lower_at is None else _Joined(problem.lower_at, fixed, 1, sees),
-        ),
-        x,
-        y,
-        fixed,
+    led = not sees and not isinstance(problem.y_set, Set | Term)
+    joined = dataclasses.replace(
+        problem,
+        upper=_Joined(problem.upper, fixed, 0, sees),
+        lower=_Joined(problem.lower, fixed, 0, sees),
+        y_set=_JoinedLeader(problem.y_set, fixed) if led else problem.y_set,
+        context=None if problem.context is None else _JoinedLeader(problem.context, fixed),
+        lower_at=None if problem.lower_at is None else _Joined(problem.lower_at, fixed, 1, sees),
     )
+    return joined, x, y, fixed
+
+
+def joined_start(start: Callable[..., PyTree], fixed: Fixed) -> Callable[..., PyTree]:
+    """A start (x, *data) -> y of the variables alone."""
+    if not jax.tree.leaves(fixed):
+        return start
+    return lambda x, *data: _split(start(fixed.join_x(x), *data))[0]
 
 
 def _split(point: PyTree) -> tuple[PyTree, PyTree]:

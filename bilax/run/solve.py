@@ -25,7 +25,7 @@ from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Each, Set
-from bilax.problem.variables import Fixed, take_variables
+from bilax.problem.variables import Fixed, joined_start, take_variables
 from bilax.run.chunks import CAPACITY, Plan, drive, finished
 from bilax.run.data import Batches, Data, check_data
 from bilax.run.loop import Loop, Point, Record, advance, begin, finish
@@ -90,15 +90,12 @@ def solve(
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
     data = check_data(data)
     if isinstance(method, Auto):
-        if optimizer is not None or z_optimizer is not None:
-            raise TypeError(
-                "bilax.auto() chooses its optimiser: leave out optimizer and z_optimizer, or name a method."
-            )
+        _check_no_optimizer(optimizer, z_optimizer)
         return _solve_by_itself(
             method, _Setting(given, x0, y0, data, _key(key), steps, fixed, record, options, tasks=tasks)
         )
     _warn_of_rounding(given_x0, given_y0, data)
-    algorithm = _algorithm(method, optimizer, z_optimizer, tasks)
+    algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
     if tasks and not isinstance(algorithm, Hypergradient):
         given, y0 = _joined_tasks(given, algorithm, y0, data)
     loop = Loop(given, algorithm, data, tolerance, _joined_record(record, fixed))
@@ -219,7 +216,7 @@ def multistart(
         _check_no_optimizer(optimizer, z_optimizer)
         setting = _Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options)
         return _solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
-    algorithm = _algorithm(method, optimizer, z_optimizer)
+    algorithm = _algorithm(method, optimizer, z_optimizer, fixed)
     loop = Loop(given, algorithm, data, tolerance, _joined_record(record, fixed), many=True, data_axes=data_axes)
     return _start(Plan(loop, x0s, y0s, _key(key), steps, fixed), options)
 
@@ -281,8 +278,10 @@ def _check_settings(problem: Any, steps: Any, tolerance: Any, *given: Any) -> in
     return steps
 
 
-def _algorithm(method: Any, optimizer: Any, z_optimizer: Any, tasks: bool = False) -> Algorithm:
+def _algorithm(method: Any, optimizer: Any, z_optimizer: Any, fixed: Fixed, tasks: bool = False) -> Algorithm:
     """The method with the optimisers that were given."""
+    if isinstance(method, Method) and callable(method.start):
+        method = dataclasses.replace(method, start=joined_start(method.start, fixed))
     algorithm = Hypergradient(method, tasks=tasks) if isinstance(method, Method) else method
     if isinstance(method, type) or not isinstance(algorithm, Algorithm):
         raise TypeError(
