@@ -297,6 +297,14 @@ def test_only_the_last_and_the_best_checkpoints_are_kept(tmp_path):
     assert len(kept) == 2 or kept[0] == 5 * (1 + int(np.argmin(multiples)))
 
 
+def test_the_best_checkpoint_is_kept_alone_beside_the_last_when_a_run_goes_on(tmp_path):
+    # F grows with the step, so that the first checkpoint is the best one for good.
+    for steps in (15, 25, 35, 60):
+        options = {"data": lambda step, key: (jnp.full(2, 1.0 + step),), "steps": steps}
+        run(**options, saving=bilax.Saving(tmp_path, every_steps=5, keep=2), resume=True)
+        assert steps_saved(tmp_path) == [5, steps - 5, steps]
+
+
 def test_another_configuration_refuses_to_resume_and_says_what_differs(tmp_path):
     saving = bilax.Saving(tmp_path, every_steps=20)
     run(steps=20, saving=saving)

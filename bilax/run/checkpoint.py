@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,8 +116,9 @@ def opened(saving: Saving, *, resume: bool) -> Iterator["Checkpoints"]:
         for path in saving.path.glob(f"{PREFIX}_*"):
             if ".orbax" not in path.name and (wrong := _what_is_wrong(path)):
                 _set_aside(path, wrong)
-        with contextlib.closing(_manager(saving)) as manager:
-            yield Checkpoints(saving, manager, folder)
+        kept = _LatestAndBest(saving.keep)
+        with contextlib.closing(_manager(saving, kept)) as manager:
+            yield Checkpoints(saving, manager, kept, folder)
 
 
 @contextlib.contextmanager
@@ -176,11 +177,24 @@ def _set_aside(path: Path, reason: str) -> None:
     os.replace(path, aside)
 
 
+class _LatestAndBest:
+    """Which checkpoints orbax is to keep: the latest ones, and the one with the lowest score."""
+
+    def __init__(self, latest: int):
+        self.latest, self.scores = latest, {}
+        """the scores are by step"""
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        steps = sorted(checkpoint.step for checkpoint in checkpoints)
+        kept = {*steps[-self.latest :], min(steps, key=lambda step: self.scores.get(step, np.inf), default=None)}
+        return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
 class Checkpoints:
     """The checkpoints of one run, of which this process is the only writer."""
 
-    def __init__(self, saving: Saving, manager: Any, folder: int | None):
-        self.saving, self.manager, self.folder = saving, manager, folder
+    def __init__(self, saving: Saving, manager: Any, kept: _LatestAndBest, folder: int | None):
+        self.saving, self.manager, self.kept, self.folder = saving, manager, kept, folder
         self.recorded = 0
         """up to which step the history is on disk"""
 
@@ -188,9 +202,11 @@ class Checkpoints:
         """Writes one checkpoint; a full disk or the like gives a warning, and the run goes on."""
         import orbax.checkpoint as ocp
 
+        score = score if np.isfinite(score) else 1e308  # which JSON knows
         about = {
             "configuration": saved.configuration,
             "next_step": saved.next_step,
+            "score": score,
             "sha256": {name: digest(leaf) for name, leaf in saved.arrays.items()},
         }
         try:
@@ -203,9 +219,8 @@ class Checkpoints:
                 arrays=ocp.args.StandardSave(saved.arrays),
                 about=ocp.args.JsonSave(about),  # pyright: ignore
             )
-            # A number that is none would count as the best.
-            score = score if np.isfinite(score) else 1e308
-            if not self.manager.save(saved.step, args=items, metrics={"upper": score}):
+            self.kept.scores[saved.step] = score
+            if not self.manager.save(saved.step, args=items):
                 raise OSError("orbax holds that this step is saved already")
         except Exception as error:
             with contextlib.suppress(OSError):
@@ -248,6 +263,8 @@ class Checkpoints:
                 self.manager.reload()
                 continue
             self.recorded = step
+            # Orbax does not store what it is told of a checkpoint's worth.
+            self.kept.scores = {each: self._score(each) for each in self.manager.all_steps()}
             for later in (part for part, _, end in self._parts() if end > step):
                 later.unlink()
             return saved
@@ -268,6 +285,17 @@ class Checkpoints:
         configuration = {str(name): str(value) for name, value in about["configuration"].items()}
         next_step = {str(name): float(value) for name, value in about["next_step"].items()}
         return Saved(step, arrays, configuration, next_step, read_history(self.saving.path, step))
+
+    def _score(self, step: int) -> float:
+        """That of an older checkpoint; ∞ where it does not tell."""
+        import orbax.checkpoint as ocp
+
+        try:
+            items = ocp.args.Composite(about=ocp.args.JsonRestore())  # pyright: ignore
+            score = float(self.manager.restore(step, args=items)["about"]["score"])
+        except Exception:  # damaged, or of an earlier version
+            return np.inf
+        return np.inf if np.isnan(score) else score
 
     def _part(self, begin: int, end: int) -> Path:
         return self.saving.path / HISTORY / f"{begin:09d}-{end:09d}.npz"
@@ -359,21 +387,16 @@ def _announced(folder: Path) -> int:
     return sum(max(math.prod(shape), math.prod(chunk)) * itemsize for shape, chunk, itemsize in shapes)
 
 
-def _manager(saving: Saving) -> Any:
+def _manager(saving: Saving, kept: _LatestAndBest) -> Any:
     import orbax.checkpoint as ocp
-    from orbax.checkpoint import checkpoint_managers as kinds
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong is raised as well
-    keep = [
-        kinds.LatestN(saving.keep),
-        kinds.BestN(get_metric_fn=lambda metrics: metrics["upper"], reverse=True, n=1),
-    ]
     return ocp.CheckpointManager(
         saving.path,
         options=ocp.CheckpointManagerOptions(
             step_prefix=PREFIX,
             step_format_fixed_length=9,
-            preservation_policy=kinds.AnyPreservationPolicy(keep),
+            preservation_policy=kept,  # pyright: ignore[reportArgumentType]
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
             save_root_metadata=False,
