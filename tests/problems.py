@@ -92,7 +92,7 @@ def directions(tree: Any, seed: int) -> Any:
     """A random direction like `tree`."""
     leaves, structure = jax.tree.flatten(tree)
     rng = np.random.default_rng(seed)
-    return jax.tree.unflatten(structure, [jnp.asarray(rng.normal(size=leaf.shape)) for leaf in leaves])
+    return jax.tree.unflatten(structure, [rng.normal(size=leaf.shape) for leaf in leaves])
 
 
 def central_difference(function: Any, point: Any, direction: Any, h: float = 1e-5) -> Any:

@@ -22,7 +22,11 @@ MAY_IMPORT = {
     # The library by its public names alone.
     "experiments": {"bilax", "files", "app", "datasets", "models"},
 }
-BESIDES = {"run/solve.py": {"gradient", "methods"}}
+BESIDES = {
+    "run/solve.py": {"gradient", "methods"},
+    "run/by_itself.py": {"methods"},
+    "run/start.py": {"gradient", "methods"},
+}
 """`solve` takes a recipe and makes an algorithm of it; the loop and all around it know algorithms alone"""
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.name == "files.py"]
 

@@ -154,6 +154,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, data):
     assert_same(run(data=data, saving=bilax.Saving(tmp_path / "c"), resume=True), whole)
 
 
+def test_a_run_that_goes_on_needs_no_program_of_its_own(tmp_path, caplog):
+    saving = bilax.Saving(tmp_path, every_steps=20)
+    run(saving=saving, callbacks=[lambda state, history: state.step > 0])
+    with jax.log_compiles():
+        assert run(saving=saving, resume=True).steps == 60
+    assert "Compiling jit(advance)" not in caplog.text
+    assert "Compiling jit(finish)" not in caplog.text
+
+
 def stopping():
     # The lowest value comes at step 20 of those measured every 10.
     return bilax.EarlyStopping(lambda state: abs(state.step - 20), patience=30, every=10)

@@ -278,7 +278,8 @@ class Checkpoints:
         check_size(path.name, _announced(path / "arrays"), ROOM + 2 * size + may_unpack(packed))
         items = ocp.args.Composite(arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore())  # pyright: ignore
         read = self.manager.restore(step, args=items)
-        arrays, about = dict(read["arrays"]), read["about"]
+        # Orbax binds arrays to their device, for which JAX would compile all programs anew.
+        arrays, about = {name: np.asarray(leaf) for name, leaf in read["arrays"].items()}, read["about"]
         for name, leaf in arrays.items():
             if digest(leaf) != about["sha256"][name]:
                 raise DataError(f"{name} has changed since it was written")

@@ -34,8 +34,14 @@ CHUNK_SECONDS = 0.5
 CAPACITY = 1 << 16
 """outer steps in one chunk at the most: bounds the buffers that hold its history"""
 
+
+def _begin_typed(*arguments: Any) -> State:
+    """With types that are those of what was saved, so that a run that goes on needs no program of its own."""
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), begin(*arguments))
+
+
 # There is NaN where nothing has been recorded.
-_begin, _advance, _finish = (compiled(part, nan_is_meant=True) for part in (begin, advance, finish))
+_begin, _advance, _finish = (compiled(part, nan_is_meant=True) for part in (_begin_typed, advance, finish))
 
 
 class Plan(NamedTuple):

@@ -1,10 +1,8 @@
 """`solve` and `multistart`: one loop for every method."""
 
-import contextlib
 import dataclasses
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,25 +10,20 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.method import Method
-from bilax.gradient.tasks import count_tasks
 from bilax.methods.algorithm import Algorithm
 from bilax.methods.auto import Auto
 from bilax.methods.hypergradient import Hypergradient
-from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.checks import check_inside, check_point, warn_of_doubles
-from bilax.problem.compiled import compiled
-from bilax.problem.joined_tasks import all_tasks
-from bilax.problem.minibatches import Draws, of_start
-from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
-from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Each, Set
 from bilax.problem.variables import Fixed, joined_start, take_variables
-from bilax.run.chunks import CAPACITY, Plan, drive, finished
+from bilax.run.by_itself import Setting, solve_by_itself
+from bilax.run.chunks import Plan
 from bilax.run.data import Batches, Data, check_data
-from bilax.run.loop import Loop, Point, Record, advance, begin, finish
+from bilax.run.loop import Loop, Record
 from bilax.run.options import RunOptions, Watching
-from bilax.run.solution import BilevelError, History, Solution, Status
+from bilax.run.solution import Solution
+from bilax.run.start import joined_record, joined_tasks, start
 
 
 def _record_nothing(x: PyTree, z: PyTree, info: Any) -> PyTree:
@@ -91,88 +84,15 @@ def solve(
     data = check_data(data)
     if isinstance(method, Auto):
         _check_no_optimizer(optimizer, z_optimizer)
-        return _solve_by_itself(
-            method, _Setting(given, x0, y0, data, _key(key), steps, fixed, record, options, tasks=tasks)
+        return solve_by_itself(
+            method, Setting(given, x0, y0, data, _key(key), steps, fixed, record, options, tasks=tasks)
         )
     _warn_of_rounding(given_x0, given_y0, data)
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
     if tasks and not isinstance(algorithm, Hypergradient):
-        given, y0 = _joined_tasks(given, algorithm, y0, data)
-    loop = Loop(given, algorithm, data, tolerance, _joined_record(record, fixed))
-    return _start(Plan(loop, x0, y0, _key(key), steps, fixed), options)
-
-
-class _Setting(NamedTuple):
-    """What `solve` and `multistart` hand to a method that chooses itself."""
-
-    problem: Problem
-    x0: PyTree
-    y0: PyTree
-    data: Any
-    key: Array
-    steps: int
-    fixed: Fixed
-    record: Record
-    options: RunOptions
-    tasks: bool = False
-    many: bool = False
-    data_axes: Any = None
-
-
-def _solve_by_itself(method: Auto, given: _Setting) -> Solution:
-    """Chooses, runs, looks at the end once more and runs again if need be."""
-    problem, x0, y0 = given[:3]
-    data: Any = given.data
-    steady = isinstance(data, tuple) and not isinstance(data, Batches)
-    precise = steady and method.precise(x0, y0)
-    with double_precision() if precise else contextlib.nullcontext():
-        if precise:
-            x0, y0, data = in_double(x0), in_double(y0), _floats_in_double(data)
-        if given.tasks:
-            problem, y0 = _joined_tasks(problem, method, y0, data)
-        # One step's data, and of many starts the first.
-        example: Any = (
-            data.first if isinstance(data, Batches) else Draws(data, jnp.zeros((), int), given.key, (1, 1)).upper()
-        )
-        one = x0, y0, example
-        if given.many:
-            one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), of_start(example, given.data_axes, 0)
-        algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many)
-        again, solution = (algorithm, plan), None
-        for _ in range(2):
-            if again is None or (solution is not None and (again[0] is algorithm or given.options.saving is not None)):
-                break
-            algorithm, plan = again
-            record = _joined_record(given.record, given.fixed)
-            loop = Loop(problem, algorithm, data, None, record, given.many, given.data_axes)
-            solution = _start(Plan(loop, x0, y0, given.key, given.steps, given.fixed), given.options)
-            review = steady and not given.many and solution.ended is not Status.time_limit
-            again = method.review(problem, algorithm, solution, data, plan) if review else None
-        assert solution is not None
-        if again is not None:
-            solution, plan = dataclasses.replace(solution, status=Status.doubtful), again[1]
-    return dataclasses.replace(
-        solution,
-        x=_as_given(solution.x, given.x0),
-        y=_as_given(solution.y, given.y0),
-        z=_as_given(solution.z, given.y0),
-        plan=plan,
-    )
-
-
-def _floats_in_double(data: PyTree) -> PyTree:
-    def cast(leaf):
-        array = jnp.asarray(leaf)
-        return array.astype(jnp.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array
-
-    return jax.tree.map(cast, data)
-
-
-def _as_given(found: PyTree, like: PyTree) -> PyTree:
-    """The variables of `found` in the dtypes that the user gave."""
-    kinds = {jnp.result_type(leaf) for leaf in jax.tree.leaves(like)}
-    kind = jnp.result_type(*kinds) if kinds else None
-    return jax.tree.map(lambda leaf: leaf.astype(kind) if eqx.is_inexact_array_like(leaf) else leaf, found)
+        given, y0 = joined_tasks(given, algorithm, y0, data)
+    loop = Loop(given, algorithm, data, tolerance, joined_record(record, fixed))
+    return start(Plan(loop, x0, y0, _key(key), steps, fixed), options)
 
 
 def multistart(
@@ -214,42 +134,11 @@ def multistart(
     data = check_data(data)
     if isinstance(method, Auto):
         _check_no_optimizer(optimizer, z_optimizer)
-        setting = _Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options)
-        return _solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
+        setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options)
+        return solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed)
-    loop = Loop(given, algorithm, data, tolerance, _joined_record(record, fixed), many=True, data_axes=data_axes)
-    return _start(Plan(loop, x0s, y0s, _key(key), steps, fixed), options)
-
-
-def _start(plan: Plan, options: RunOptions) -> Solution:
-    every = options.record_every
-    if plan.steps % every or (every > 1 and isinstance(plan.loop.data, Batches)):
-        raise ValueError(
-            f"record_every={every} is for steps that are a multiple of it, got {plan.steps}, and for data that are not "
-            "read from an iterable: give bilax.Minibatches, a tuple or a function."
-        )
-    plan = plan._replace(loop=plan.loop._replace(every=every))
-    # The history of a whole run is there before the run: one too long for that is taken in parts.
-    if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps // every > 16 * CAPACITY:
-        solution = drive(plan, options)
-    else:
-        run = (_run_once if isinstance(plan.loop.algorithm, SolvedFollower) else _run)(*plan[:5])
-        point, status, taken, history = jax.device_get(run)
-        solution = finished(point, status, taken, history, plan)
-    if options.throw and solution.ended.failed:
-        raise BilevelError(solution)
-    return solution
-
-
-def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
-    """A whole run as one program."""
-    state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps // loop.every), steps // loop.every)
-    return *finish(loop, state, Status.step_limit), state.step, history
-
-
-_run = compiled(_whole_run, nan_is_meant=True)
-_run_once = quick_jit(_whole_run)
-"""for runs that take less time than their compilation"""
+    loop = Loop(given, algorithm, data, tolerance, joined_record(record, fixed), many=True, data_axes=data_axes)
+    return start(Plan(loop, x0s, y0s, _key(key), steps, fixed), options)
 
 
 def _warn_of_rounding(x0: PyTree, y0: PyTree, data: Any) -> None:
@@ -297,33 +186,6 @@ def _algorithm(method: Any, optimizer: Any, z_optimizer: Any, fixed: Fixed, task
             raise TypeError(f"{name} is not for {type(algorithm).__name__}: it has no field of that name to replace.")
         algorithm = dataclasses.replace(algorithm, **{name: one})  # pyright: ignore
     return algorithm
-
-
-def _joined_tasks(problem: Problem, algorithm: Any, y0: PyTree, data: Any) -> tuple[Problem, PyTree]:
-    if not isinstance(data, tuple):
-        raise ValueError(
-            f"{type(algorithm).__name__} keeps a follower for each task from one outer step to the next, so with "
-            "tasks=True the tasks must stay the same: give data as a tuple, or use a recipe such as bilax.ia_gm, whose "
-            "followers start anew."
-        )
-    count = count_tasks(data)
-    return all_tasks(problem), jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), y0)
-
-
-class _JoinedRecord(eqx.Module):
-    """A user's record, who sees x, z and y as they were written."""
-
-    record: Any
-    fixed: Fixed
-
-    def __call__(self, x: PyTree, z: PyTree, info: Any) -> PyTree:
-        names = {name for name in ("y", "y_last") if hasattr(info, name)}
-        info = info._replace(**{name: self.fixed.join_y(getattr(info, name)) for name in names}) if names else info
-        return self.record(self.fixed.join_x(x), self.fixed.join_y(z), info)
-
-
-def _joined_record(record: Record, fixed: Fixed) -> Record:
-    return _JoinedRecord(record, fixed) if jax.tree.leaves(fixed) else record
 
 
 def _key(key: Array | None) -> Array:

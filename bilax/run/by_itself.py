@@ -1,0 +1,95 @@
+"""`solve` for a method that chooses itself: `bilax.auto()`."""
+
+import contextlib
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from bilax.methods.auto import Auto
+from bilax.problem.minibatches import Draws, of_start
+from bilax.problem.precision import double_precision, in_double
+from bilax.problem.problem import Problem
+from bilax.problem.variables import Fixed
+from bilax.run.chunks import Plan
+from bilax.run.data import Batches
+from bilax.run.loop import Loop, Record
+from bilax.run.options import RunOptions
+from bilax.run.solution import Solution, Status
+from bilax.run.start import joined_record, joined_tasks, start
+
+
+class Setting(NamedTuple):
+    """What `solve` and `multistart` hand to a method that chooses itself."""
+
+    problem: Problem
+    x0: PyTree
+    y0: PyTree
+    data: Any
+    key: Array
+    steps: int
+    fixed: Fixed
+    record: Record
+    options: RunOptions
+    tasks: bool = False
+    many: bool = False
+    data_axes: Any = None
+
+
+def solve_by_itself(method: Auto, given: Setting) -> Solution:
+    """Chooses, runs, looks at the end once more and runs again if need be."""
+    problem, x0, y0 = given[:3]
+    data: Any = given.data
+    steady = isinstance(data, tuple) and not isinstance(data, Batches)
+    precise = steady and method.precise(x0, y0)
+    with double_precision() if precise else contextlib.nullcontext():
+        if precise:
+            x0, y0, data = in_double(x0), in_double(y0), _floats_in_double(data)
+        if given.tasks:
+            problem, y0 = joined_tasks(problem, method, y0, data)
+        # One step's data, and of many starts the first.
+        example: Any = (
+            data.first if isinstance(data, Batches) else Draws(data, jnp.zeros((), int), given.key, (1, 1)).upper()
+        )
+        one = x0, y0, example
+        if given.many:
+            one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), of_start(example, given.data_axes, 0)
+        algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many)
+        again, solution = (algorithm, plan), None
+        for _ in range(2):
+            if again is None or (solution is not None and (again[0] is algorithm or given.options.saving is not None)):
+                break
+            algorithm, plan = again
+            record = joined_record(given.record, given.fixed)
+            loop = Loop(problem, algorithm, data, None, record, given.many, given.data_axes)
+            solution = start(Plan(loop, x0, y0, given.key, given.steps, given.fixed), given.options)
+            review = steady and not given.many and solution.ended is not Status.time_limit
+            again = method.review(problem, algorithm, solution, data, plan) if review else None
+        assert solution is not None
+        if again is not None:
+            solution, plan = dataclasses.replace(solution, status=Status.doubtful), again[1]
+    return dataclasses.replace(
+        solution,
+        x=_as_given(solution.x, given.x0),
+        y=_as_given(solution.y, given.y0),
+        z=_as_given(solution.z, given.y0),
+        plan=plan,
+    )
+
+
+def _floats_in_double(data: PyTree) -> PyTree:
+    def cast(leaf):
+        array = jnp.asarray(leaf)
+        return array.astype(jnp.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+    return jax.tree.map(cast, data)
+
+
+def _as_given(found: PyTree, like: PyTree) -> PyTree:
+    """The variables of `found` in the dtypes that the user gave."""
+    kinds = {jnp.result_type(leaf) for leaf in jax.tree.leaves(like)}
+    kind = jnp.result_type(*kinds) if kinds else None
+    return jax.tree.map(lambda leaf: leaf.astype(kind) if eqx.is_inexact_array_like(leaf) else leaf, found)

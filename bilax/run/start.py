@@ -1,0 +1,82 @@
+"""From a plan to a solution: as one program, or in chunks where somebody looks in."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from bilax.gradient.tasks import count_tasks
+from bilax.methods.solved_follower import SolvedFollower
+from bilax.problem.compiled import compiled
+from bilax.problem.joined_tasks import all_tasks
+from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
+from bilax.problem.variables import Fixed
+from bilax.run.chunks import CAPACITY, Plan, drive, finished
+from bilax.run.data import Batches
+from bilax.run.loop import Loop, Point, Record, advance, begin, finish
+from bilax.run.options import RunOptions
+from bilax.run.solution import BilevelError, History, Solution, Status
+
+
+def start(plan: Plan, options: RunOptions) -> Solution:
+    """Runs a plan, as one program where nobody looks in on it."""
+    every = options.record_every
+    if plan.steps % every or (every > 1 and isinstance(plan.loop.data, Batches)):
+        raise ValueError(
+            f"record_every={every} is for steps that are a multiple of it, got {plan.steps}, and for data that are not "
+            "read from an iterable: give bilax.Minibatches, a tuple or a function."
+        )
+    plan = plan._replace(loop=plan.loop._replace(every=every))
+    # The history of a whole run is there before the run: one too long for that is taken in parts.
+    if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps // every > 16 * CAPACITY:
+        solution = drive(plan, options)
+    else:
+        run = (_run_once if isinstance(plan.loop.algorithm, SolvedFollower) else _run)(*plan[:5])
+        point, status, taken, history = jax.device_get(run)
+        solution = finished(point, status, taken, history, plan)
+    if options.throw and solution.ended.failed:
+        raise BilevelError(solution)
+    return solution
+
+
+def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
+    """A whole run as one program."""
+    state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps // loop.every), steps // loop.every)
+    return *finish(loop, state, Status.step_limit), state.step, history
+
+
+_run = compiled(_whole_run, nan_is_meant=True)
+_run_once = quick_jit(_whole_run)
+"""for runs that take less time than their compilation"""
+
+
+def joined_tasks(problem: Problem, algorithm: Any, y0: PyTree, data: Any) -> tuple[Problem, PyTree]:
+    """All tasks as one problem, and a follower for each of them."""
+    if not isinstance(data, tuple):
+        raise ValueError(
+            f"{type(algorithm).__name__} keeps a follower for each task from one outer step to the next, so with "
+            "tasks=True the tasks must stay the same: give data as a tuple, or use a recipe such as bilax.ia_gm, whose "
+            "followers start anew."
+        )
+    count = count_tasks(data)
+    return all_tasks(problem), jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), y0)
+
+
+class _JoinedRecord(eqx.Module):
+    """A user's record, who sees x, z and y as they were written."""
+
+    record: Any
+    fixed: Fixed
+
+    def __call__(self, x: PyTree, z: PyTree, info: Any) -> PyTree:
+        names = {name for name in ("y", "y_last") if hasattr(info, name)}
+        info = info._replace(**{name: self.fixed.join_y(getattr(info, name)) for name in names}) if names else info
+        return self.record(self.fixed.join_x(x), self.fixed.join_y(z), info)
+
+
+def joined_record(record: Record, fixed: Fixed) -> Record:
+    """The record of a run over the variables alone."""
+    return _JoinedRecord(record, fixed) if jax.tree.leaves(fixed) else record
