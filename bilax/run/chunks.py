@@ -351,7 +351,9 @@ class _Saver:
         """Saves where the run is, unless that is saved already; what could not be written is written next time."""
         if run.done == self.checkpoints.recorded:
             return  # before the next step is computed for it
-        score = float(np.mean(run.state.good.upper))
+        last = run.parts[-1].upper[..., -1]
+        # Of a start that has ended there is no entry.
+        score = float(np.mean(np.where(np.isnan(last), run.state.good.upper, last)))
         if self.checkpoints.save(run.saved(self.configuration), score):
             run.fresh = []
         self.last = time.monotonic()
