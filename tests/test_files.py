@@ -73,10 +73,10 @@ def bomb_drawings(folder: Path) -> Path:
 def taken(call) -> tuple[int, float]:
     """The bytes that Python and numpy had at once, and the seconds."""
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.process_time()
     try:
         call()
-        return tracemalloc.get_traced_memory()[1], time.monotonic() - began
+        return tracemalloc.get_traced_memory()[1], time.process_time() - began
     finally:
         tracemalloc.stop()
 
@@ -225,7 +225,7 @@ def test_an_archive_with_a_name_twice_is_refused(tmp_path):
 
 def test_many_runs_take_no_longer_than_their_number(tmp_path):
     runs = {f"run{i:05d}/class_labels.txt": b"" for i in range(20_000)}
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(DataError, match="is empty"):
         read_omniglot_runs(archive(tmp_path / "a.zip", runs))
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
