@@ -349,8 +349,9 @@ def test_sets_and_starts_see_a_network_as_it_was_written():
         lambda x, y: (y - 0.2) ** 2, lambda x, y: (y - 3) ** 2, y_set=lambda x: bilax.Box(-9.0, x(one)[0])
     )
     still = bilax.Problem(lambda x, y: (y - 0.2) ** 2, lambda x, y: 0 * y)
-    for problem, start in ((bound, "fixed"), (still, lambda x: x(one)[0])):
-        found = bilax.solve(problem, bilax.rhg(5, 0.3, start=start), network, 0.0, steps=40)
+    begun = bilax.rhg(5, 0.3, start=lambda x: x(one)[0])
+    for problem, method in ((bound, bilax.rhg(5, 0.3)), (still, begun)):
+        found = bilax.solve(problem, method, network, 0.0, steps=40)
         np.testing.assert_allclose([found.y, found.x(one)[0]], 0.2, atol=0.01)
 
 

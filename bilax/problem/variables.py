@@ -64,12 +64,11 @@ def take_variables(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[Problem, P
     if not jax.tree.leaves(fixed):
         return problem, x, y, Fixed()
     sees = problem.context is not None
-    led = not sees and not isinstance(problem.y_set, Set | Term)
     joined = dataclasses.replace(
         problem,
         upper=_Joined(problem.upper, fixed, 0, sees),
         lower=_Joined(problem.lower, fixed, 0, sees),
-        y_set=_JoinedLeader(problem.y_set, fixed) if led else problem.y_set,
+        y_set=problem.y_set if sees or isinstance(problem.y_set, Set | Term) else _JoinedLeader(problem.y_set, fixed),
         context=None if problem.context is None else _JoinedLeader(problem.context, fixed),
         lower_at=None if problem.lower_at is None else _Joined(problem.lower_at, fixed, 1, sees),
     )
