@@ -18,6 +18,15 @@ COMMANDS = {
             "bilax.experiments.cleaning.run:Cleaning",
             "half the labels wrong: digits, MNIST, FashionMNIST",
         ),
+        "quadratic": (
+            "bilax.experiments.stochastic.run:Quadratic",
+            "a noisy quadratic, mini-batches",
+        ),
+        "logistic": ("bilax.experiments.stochastic.run:Logistic", "a penalty per feature of ijcnn1, mini-batches"),
+        "linear-cleaning": (
+            "bilax.experiments.stochastic.run:LinearCleaning",
+            "wrong labels, linear softmax, mini-batches",
+        ),
         "few-shot": (
             "bilax.experiments.few_shot.run:FewShot",
             "new classes from a few examples: digits, sinusoids, Omniglot, ...",
@@ -27,6 +36,14 @@ COMMANDS = {
         "toy": (
             "bilax.experiments.toy.compare:CompareToy",
             "all methods on the non-convex example, a table and a figure",
+        ),
+        "quadratic": (
+            "bilax.experiments.stochastic.compare:CompareQuadratic",
+            "mini-batch methods over time and samples seen",
+        ),
+        "logistic": (
+            "bilax.experiments.stochastic.compare:CompareLogistic",
+            "the same on ijcnn1",
         ),
     },
     "reproduce": {
@@ -64,6 +81,10 @@ COMMANDS = {
         ),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "implicit": ("bilax.experiments.peers.implicit:Implicit", "a hypergradient of a solved follower beside jaxopt"),
+        "stochastic": (
+            "bilax.experiments.peers.stochastic:Stochastic",
+            "mini-batch methods beside benchmark_bilevel's own solvers",
+        ),
         "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
         "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),
     },

@@ -110,7 +110,7 @@ def _ends(records: Sequence[RunRecord]) -> str:
 def _so_far(record: RunRecord) -> dict[str, Any]:
     steps = _curves_of(record, "upper").shape[1]
     last = {name: float(np.mean(_curves_of(record, name)[:, -1])) for name in PANELS if steps}
-    return {"status": "has not ended", "steps": steps, **last}
+    return {"status": "has not ended", "steps": steps * _spacing(record), **last}
 
 
 def _flat(result: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +168,12 @@ def _curves_of(record: RunRecord, name: str) -> np.ndarray:
     return np.clip(curves.astype(float), -LARGEST, LARGEST)
 
 
+def _spacing(record: RunRecord) -> int:
+    """Outer steps to one entry of the history."""
+    found = record.config["config"].get("record_every", 1)
+    return found if isinstance(found, int) and 0 < found < 1 << 31 else 1
+
+
 def _panel(records: Sequence[RunRecord], name: str) -> bytes:
     pyplot = plt()
     figure, ax = pyplot.subplots(figsize=(5.2, 3.2))
@@ -180,7 +186,13 @@ def _panel(records: Sequence[RunRecord], name: str) -> bytes:
         colour = next(colours)
         for i, values in enumerate(curves):
             name_once = label(record.name) if i == 0 else None
-            ax.plot(np.arange(len(values))[::stride], values[::stride], label=name_once, color=colour, **style)
+            ax.plot(
+                _spacing(record) * np.arange(len(values))[::stride],
+                values[::stride],
+                label=name_once,
+                color=colour,
+                **style,
+            )
     if name == "residual" and any(np.any(_curves_of(record, name) > 0) for record in records):
         ax.set_yscale("log")
     ax.set(title=PANELS[name], xlabel="outer step")

@@ -36,7 +36,7 @@ class Setup(NamedTuple):
     """whether x0 and y0 have a leading axis, one entry per seed"""
     data_axes: Any = None
 
-    def solve(self, method: bilax.Method, **options: Any) -> bilax.Solution:
+    def solve(self, method: Any, **options: Any) -> bilax.Solution:
         """Runs the method."""
         problem, x0, y0, data, tasks, many, axes = self
         if many:
@@ -54,26 +54,11 @@ class End(NamedTuple):
 
 
 @dataclasses.dataclass
-class Experiment(abc.ABC):
+class Run(abc.ABC):
     """One method on one experiment. Everything is written to a run folder that `bilax report` reads."""
 
-    method: Annotated[str, Arg(help="iaptt-gm, ia-gm, ia-gm-a, rhg, t-rhg, fhg, bda, ls, ns or one-step")] = "iaptt-gm"
-    inner_steps: Annotated[int, Arg(help="K, follower steps per outer step")] = 40
-    step_size: Annotated[float, Arg(help="α, the follower's step")] = 5e-4
+    method: str = ""
     outer_steps: Annotated[int, Arg(help="T, outer steps")] = 500
-    rate: Annotated[float, Arg(help="the outer step for x (and z)")] = 0.1
-    z_rate: Annotated[float | None, Arg(help="the outer step for z, if another")] = None
-    optimizer: Annotated[Literal["sgd", "adam"], Arg(help="of the outer loop")] = "sgd"
-    schedule: Annotated[
-        Literal["constant", "cosine"], Arg(help="of the outer step; cosine falls to zero at --outer-steps")
-    ] = "constant"
-    clip: Annotated[float | None, Arg(help="gradients of x, and of z, that are longer are cut to this length")] = None
-    start: Annotated[
-        Literal["fixed", "warm", "auxiliary"] | None, Arg(help="where the follower begins, if not as the method has it")
-    ] = None
-    window: Annotated[int | None, Arg(help="t-rhg: steps swept back over (K/2 by default)")] = None
-    mu: Annotated[float, Arg(help="bda: weight of the leader's gradient")] = 0.4
-    terms: Annotated[int | None, Arg(help="ns: terms of the series; ls: steps of the linear solve")] = None
     seed: Annotated[tuple[int, ...], Arg(help="one or several")] = (0,)
     out: Annotated[Path | None, Arg(help="run folder; runs/NAME-METHOD-TIME by default")] = None
     resume: Annotated[bool, Arg(help="go on with the run in --out")] = False
@@ -112,11 +97,6 @@ class Experiment(abc.ABC):
         """What is measured on the way, and may end the run."""
         return None
 
-    def optimizers(self) -> dict[str, optax.GradientTransformation]:
-        """What moves x and, if it is another, z."""
-        found = {"optimizer": self._optimizer(self.rate)}
-        return found if self.z_rate is None else found | {"z_optimizer": self._optimizer(self.z_rate)}
-
     def time_limit(self) -> float | None:
         """Seconds of training at the most."""
         return None
@@ -129,8 +109,6 @@ class Experiment(abc.ABC):
             self.refuse("--seed needs at least one number.")
         if min(self.seed) < 0:
             self.refuse(f"--seed must not be negative, got {min(self.seed)}.")
-        if self.clip is not None and not self.clip > 0:
-            self.refuse(f"--clip must be positive, got {self.clip}.")
 
     def refuse(self, message: Any) -> NoReturn:
         """Ends the program with what is wrong."""
@@ -155,17 +133,13 @@ class Experiment(abc.ABC):
         statuses = [bilax.Status[result["status"]] for result in results.values()]
         sys.exit(max(EXIT_CODES.get(status.name, int(status.failed)) for status in statuses))
 
-    def defaults(self) -> dict[str, Any]:
-        """`terms`, and the `start` of methods without an auxiliary, where the options do not say."""
-        return {"terms": 40, "start": None}
-
     def train(self) -> dict[str, Any]:
         """Runs the first seed (all, where they run together), going on where an earlier run in --out was broken off."""
         assert self.out is not None
         config = dataclasses.replace(self, resume=(self.out / "config.json").exists())
         return config.run(config.checked_method(), self.seed[0], self.out)
 
-    def checked_method(self) -> bilax.Method:
+    def checked_method(self) -> Any:
         """The method, once all options are known to be right."""
         self.check()
         try:
@@ -173,29 +147,23 @@ class Experiment(abc.ABC):
         except (ValueError, TypeError) as error:
             self.refuse(error)
 
-    def make_method(self) -> bilax.Method:
+    @abc.abstractmethod
+    def make_method(self) -> Any:
         """The method that the options name; a ValueError or TypeError that says what is wrong with them."""
-        known = [name.replace("_", "-") for name in bilax.RECIPES if name not in ("maml", "fomaml", "reptile")]
-        if self.method not in known:
-            raise ValueError(f"unknown method '{self.method}': {nearest(self.method, known)}")
-        recipe = bilax.RECIPES[self.method.replace("-", "_")]
-        terms = self.defaults()["terms"] if self.terms is None else self.terms
-        offered: dict[str, Any] = {
-            "inner_steps": self.inner_steps,
-            "step_size": self.step_size,
-            "window": max(1, self.inner_steps // 2) if self.window is None else self.window,
-            "mu": self.mu,
-            "terms": terms,
-            "max_steps": terms,
-            "tolerance": None,
-        }
-        wanted = inspect.signature(recipe).parameters
-        chosen = {name: value for name, value in offered.items() if name in wanted}
-        method = recipe(**chosen)
-        start = self.start or (None if method.start == "auxiliary" else self.defaults()["start"])
-        return method if start is None else dataclasses.replace(method, start=start)
 
-    def run(self, method: bilax.Method, seed: int, folder: Path) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """What else `solve` gets."""
+        return {}
+
+    def may_change(self) -> set[str]:
+        """Options that may be others when a run goes on."""
+        return set(self.free)
+
+    def title(self) -> str:
+        """What the table at the end is called."""
+        return f"{self.name} with {self.method}"
+
+    def run(self, method: Any, seed: int, folder: Path) -> dict[str, Any]:
         """One run in its folder, begun or gone on with; returns what result.json holds."""
         with jax.enable_x64(self.double):
             began, new = time.perf_counter(), not (folder / "config.json").exists()
@@ -205,9 +173,7 @@ class Experiment(abc.ABC):
                     raise FileExistsError(f"{folder} already holds a run: add --resume, or choose another --out.")
                 settings = dataclasses.asdict(self) | self.facts() | {"out": str(folder)}
                 settings["seed"] = list(self.seed) if self.together else seed
-                # The rate at each step depends on how many there are to be.
-                fixed = {"outer_steps"} if self.schedule != "constant" else set()
-                check_config(folder, settings, set(self.free) - fixed)
+                check_config(folder, settings, self.may_change())
                 before = write_config(folder, settings)
                 begun = mark(folder)
                 solution = self._solve(setup, method, seed, folder, before, validation)
@@ -235,7 +201,7 @@ class Experiment(abc.ABC):
     def _solve(
         self,
         setup: Setup,
-        method: bilax.Method,
+        method: Any,
         seed: int,
         folder: Path,
         before: float,
@@ -252,15 +218,10 @@ class Experiment(abc.ABC):
                 saving=bilax.Saving(folder / "checkpoints", every_seconds=self.save_every),
                 resume=self.resume,
                 time_limit=None if limit is None else max(0.0, limit - before),
-                **self.optimizers(),
+                **self.options(),
             )
         except bilax.Interrupted as ended:
             return ended.solution
-
-    def _optimizer(self, rate: float) -> optax.GradientTransformation:
-        falling = optax.cosine_decay_schedule(rate, self.outer_steps) if self.schedule == "cosine" else rate
-        step = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer](falling)
-        return step if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), step)
 
     def show(self, results: dict[int, dict[str, Any]], out: Path) -> None:
         """Prints how the runs ended."""
@@ -271,7 +232,7 @@ class Experiment(abc.ABC):
         quantities |= {name: [result[name] for result in results.values()] for name in ("seconds", "status")}
         columns = [f"seeds {' '.join(map(str, self.seed))}"] if self.together else [f"seed {seed}" for seed in results]
         show_table(
-            f"{self.name} with {self.method}, K = {self.inner_steps}, α = {self.step_size:g}",
+            self.title(),
             ["", *columns],
             [[name, *values] for name, values in quantities.items()],
         )
@@ -281,7 +242,80 @@ class Experiment(abc.ABC):
         console.print(f"wrote {out}; look at it with: bilax report {out}", style="dim", soft_wrap=True)
 
 
-def train_or_leave(config: Experiment) -> dict[str, Any]:
+@dataclasses.dataclass
+class Experiment(Run):
+    """A run by one of the recipes, K follower steps to an outer step."""
+
+    method: Annotated[str, Arg(help="iaptt-gm, ia-gm, ia-gm-a, rhg, t-rhg, fhg, bda, ls, ns or one-step")] = "iaptt-gm"
+    inner_steps: Annotated[int, Arg(help="K, follower steps per outer step")] = 40
+    step_size: Annotated[float, Arg(help="α, the follower's step")] = 5e-4
+    rate: Annotated[float, Arg(help="the outer step for x (and z)")] = 0.1
+    z_rate: Annotated[float | None, Arg(help="the outer step for z, if another")] = None
+    optimizer: Annotated[Literal["sgd", "adam"], Arg(help="of the outer loop")] = "sgd"
+    schedule: Annotated[
+        Literal["constant", "cosine"], Arg(help="of the outer step; cosine falls to zero at --outer-steps")
+    ] = "constant"
+    clip: Annotated[float | None, Arg(help="gradients of x, and of z, that are longer are cut to this length")] = None
+    start: Annotated[
+        Literal["fixed", "warm", "auxiliary"] | None, Arg(help="where the follower begins, if not as the method has it")
+    ] = None
+    window: Annotated[int | None, Arg(help="t-rhg: steps swept back over (K/2 by default)")] = None
+    mu: Annotated[float, Arg(help="bda: weight of the leader's gradient")] = 0.4
+    terms: Annotated[int | None, Arg(help="ns: terms of the series; ls: steps of the linear solve")] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.clip is not None and not self.clip > 0:
+            self.refuse(f"--clip must be positive, got {self.clip}.")
+
+    def may_change(self) -> set[str]:
+        # The rate at each step depends on how many there are to be.
+        return super().may_change() - ({"outer_steps"} if self.schedule != "constant" else set())
+
+    def title(self) -> str:
+        return f"{super().title()}, K = {self.inner_steps}, α = {self.step_size:g}"
+
+    def options(self) -> dict[str, Any]:
+        return self.optimizers()
+
+    def optimizers(self) -> dict[str, optax.GradientTransformation]:
+        """What moves x and, if it is another, z."""
+        found = {"optimizer": self._optimizer(self.rate)}
+        return found if self.z_rate is None else found | {"z_optimizer": self._optimizer(self.z_rate)}
+
+    def defaults(self) -> dict[str, Any]:
+        """`terms`, and the `start` of methods without an auxiliary, where the options do not say."""
+        return {"terms": 40, "start": None}
+
+    def make_method(self) -> bilax.Method:
+        """The method that the options name; a ValueError or TypeError that says what is wrong with them."""
+        known = [name.replace("_", "-") for name in bilax.RECIPES if name not in ("maml", "fomaml", "reptile")]
+        if self.method not in known:
+            raise ValueError(f"unknown method '{self.method}': {nearest(self.method, known)}")
+        recipe = bilax.RECIPES[self.method.replace("-", "_")]
+        terms = self.defaults()["terms"] if self.terms is None else self.terms
+        offered: dict[str, Any] = {
+            "inner_steps": self.inner_steps,
+            "step_size": self.step_size,
+            "window": max(1, self.inner_steps // 2) if self.window is None else self.window,
+            "mu": self.mu,
+            "terms": terms,
+            "max_steps": terms,
+            "tolerance": None,
+        }
+        wanted = inspect.signature(recipe).parameters
+        chosen = {name: value for name, value in offered.items() if name in wanted}
+        method = recipe(**chosen)
+        start = self.start or (None if method.start == "auxiliary" else self.defaults()["start"])
+        return method if start is None else dataclasses.replace(method, start=start)
+
+    def _optimizer(self, rate: float) -> optax.GradientTransformation:
+        falling = optax.cosine_decay_schedule(rate, self.outer_steps) if self.schedule == "cosine" else rate
+        step = {"sgd": optax.sgd, "adam": optax.adam}[self.optimizer](falling)
+        return step if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), step)
+
+
+def train_or_leave(config: Run) -> dict[str, Any]:
     """`config.train()`; a run that was broken off ends the program, and the same command goes on from there."""
     result = config.train()
     if result["status"] in EXIT_CODES:

@@ -1,0 +1,110 @@
+"""`bilax compare quadratic` and `logistic`: all stochastic methods on one problem, over time and over samples seen."""
+
+import abc
+import dataclasses
+from pathlib import Path
+from typing import Annotated, ClassVar, NamedTuple
+
+import numpy as np
+
+from bilax.app.errors import refuse
+from bilax.app.show import Arg, console, plt, show_table, steps
+from bilax.experiments.stochastic import curves, problems
+from bilax.experiments.stochastic.run import samples_seen
+from bilax.experiments.stochastic.settings import METHODS, setting
+
+LOOKS = 32
+"""points of a curve"""
+
+
+@dataclasses.dataclass
+class CompareStochastic(abc.ABC):
+    """All stochastic methods with the settings that suit the problem: a table, and curves over time and samples."""
+
+    seconds: Annotated[float, Arg(help="how long each method runs, about")] = 5.0
+    batch: Annotated[int, Arg(help="examples in a batch")] = 64
+    seed: Annotated[int, Arg(help="seed of the batches")] = 0
+    out: Annotated[Path, Arg(help="folder for the figure")] = Path("runs")
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def task(self) -> problems.Task:
+        """What is to be solved."""
+
+    def main(self) -> None:
+        """Runs, prints, draws."""
+        if not self.seconds > 0:
+            refuse(f"bilax compare {self.name}: --seconds must be positive, got {self.seconds}.")
+        task = self.task()
+        if task.said:
+            console.print(task.said, style="dim")
+        found = {}
+        with steps(len(METHODS), self.name) as advance:
+            for name in METHODS:
+                advance(f"{self.name} with {name}")
+                found[name] = self._measured(task, name)
+        quantities = list(next(iter(found.values())).values[-1])
+        rows = [
+            [name, *(f"{one.values[-1][quantity]:.3g}" for quantity in quantities), one.steps, f"{one.seconds:.2f}"]
+            for name, one in found.items()
+        ]
+        show_table(f"{self.name}, batches of {self.batch}", ["method", *quantities, "steps", "seconds"], rows)
+        console.print(f"wrote {self._draw(found, quantities)}", soft_wrap=True)
+
+    def _measured(self, task: problems.Task, name: str) -> "Measured":
+        """One method for about the time that was asked for, its program compiled before."""
+        method, data, every = METHODS[name](setting(self.name, name)), task.minibatches(self.batch), 32
+        where = task.problem, method, task.x0, task.y0, data
+        taken = min(curves.run(*where, every, LOOKS, self.seed).seconds for _ in range(2))
+        every = max(1, round(every * self.seconds / taken))
+        curve = [curves.run(*where, every, LOOKS, self.seed) for _ in range(2)][-1]
+        values = [task.judge(x, y) for x, y in zip(curve.x[0], curve.y[0], strict=True)]
+        return Measured(curve.seconds, LOOKS * every, samples_seen(method, self.batch, LOOKS * every), values)
+
+    def _draw(self, measured: dict[str, "Measured"], quantities: list[str]) -> Path:
+        pyplot = plt()
+        figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+        quantity, part = quantities[0], np.arange(1, LOOKS + 1) / LOOKS
+        for i, (name, one) in enumerate(measured.items()):
+            values, style = [found[quantity] for found in one.values], ("-", "--", ":")[i // 7]
+            axes[0].plot(part * one.seconds, values, label=name, ls=style)
+            axes[1].plot(part * one.samples, values, ls=style)
+        axes[0].set(xlabel="seconds", ylabel=quantity, yscale="log", title="over time")
+        axes[1].set(xlabel="samples seen", xscale="log", title="over samples")
+        figure.legend(loc="outside right center")
+        path = self.out / f"compare-{self.name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+        return path
+
+
+class Measured(NamedTuple):
+    """A method's run."""
+
+    seconds: float
+    steps: int
+    samples: int
+    values: list[dict[str, float]]
+    """at each look"""
+
+
+@dataclasses.dataclass
+class CompareQuadratic(CompareStochastic):
+    """All stochastic methods on the simulated quadratic, ‖∇Φ‖² exact: curves over time and over samples seen."""
+
+    name: ClassVar[str] = "quadratic"
+
+    def task(self) -> problems.Task:
+        return problems.quadratic()
+
+
+@dataclasses.dataclass
+class CompareLogistic(CompareStochastic):
+    """All stochastic methods on the penalties of a logistic regression (ijcnn1): curves over time and samples seen."""
+
+    folder: Annotated[Path | None, Arg(help="look for the data here before BILAX_DATA and the cache")] = None
+    name: ClassVar[str] = "logistic"
+
+    def task(self) -> problems.Task:
+        return problems.logistic(self.folder)

@@ -1,0 +1,56 @@
+"""Runs that are looked at a few times: whole programs, so that looking costs nothing."""
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bilax
+
+
+class Curve(NamedTuple):
+    """Where a run was, at evenly spaced moments of it."""
+
+    seconds: float
+    """that the whole run took"""
+    x: np.ndarray
+    """with an axis for the seeds, then one for the looks"""
+    y: np.ndarray
+
+
+def run(
+    problem: bilax.Problem, method: Any, x0: Any, y0: Any, data: Any, every: int, looks: int, seed: int, seeds: int = 1
+) -> Curve:
+    """`looks` times `every` steps from the start by one seed, or by several together with batches of their own.
+
+    The first run with new settings takes the time of compilation besides.
+    """
+    options: Any = {"data": data, "steps": looks * every, "record_every": every, "record": _point}
+    options["key"] = jax.random.key(seed)
+    began = time.perf_counter()
+    if seeds == 1:
+        found = bilax.solve(problem, method, x0, y0, **options)
+    else:
+        starts = (jnp.broadcast_to(part, (seeds, *np.shape(part))) for part in (x0, y0))
+        found = bilax.multistart(problem, method, *starts, **options)
+    seconds = time.perf_counter() - began
+    x_path, y_path = found.history.record
+    return Curve(seconds, _joined(x_path, found.x, seeds, looks), _joined(y_path, found.z, seeds, looks))
+
+
+def _point(x: Any, z: Any, info: Any) -> Any:
+    return x, z
+
+
+def _joined(path: Any, end: Any, seeds: int, looks: int) -> np.ndarray:
+    """The looks after the start: what was recorded before each part of the run but the first, and the end.
+
+    A run that failed stays where it failed.
+    """
+    end = np.asarray(end) if seeds > 1 else np.asarray(end)[None]
+    full = np.full((seeds, looks, *end.shape[1:]), np.nan, end.dtype)
+    path = np.asarray(path) if seeds > 1 else np.asarray(path)[None]
+    full[:, : path.shape[1]] = path
+    return np.concatenate([full[:, 1:], end[:, None]], 1)
