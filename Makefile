@@ -1,11 +1,12 @@
 # make run    set up and solve the paper's example     make test    set up and run all tests
 # make check  ruff and pyright                         make bench   speed and memory
+# make docs   the site, every block of code run        BILAX_QUICK=1 make docs   with small numbers
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := .venv/ready
 
-.PHONY: run test check bench clean
+.PHONY: run test check bench docs clean
 
 run: $(READY)
 	$(BIN)/bilax demo
@@ -18,6 +19,9 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+docs: .venv/docs-ready
+	$(BIN)/mkdocs build --strict --quiet
+
 bench: $(READY)
 	$(BIN)/bilax bench speed
 	$(BIN)/bilax bench roofline
@@ -28,5 +32,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
+# What the pages need beside what the tests do.
+.venv/docs-ready: $(READY)
+	$(PIP) install --constraint constraints.txt --editable '.[dev,docs]'
+	touch .venv/docs-ready
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .cache runs build

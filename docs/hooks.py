@@ -6,6 +6,7 @@ its results change.
 
 import hashlib
 import html
+import json
 import os
 import re
 import sys
@@ -27,10 +28,10 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*<
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the tutorials and the pages that are made from stored results; leaves out what only makes them."""
-    from bilax.experiments.told.pages import pages_from_results
-
     made = {f"tutorials/{path.stem}.md": pages.tutorial_to_markdown(path.read_text()) for path in _tutorials()}
-    made |= pages_from_results(ROOT / "results")
+    made |= _kept_pages()
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    made["contributing.md"] = contributing.replace("(docs/", "(").replace("[SECURITY.md](SECURITY.md)", "SECURITY.md")
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     for path in sorted((ROOT / "results").glob("*.png")):
@@ -61,6 +62,20 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def _formula(found: re.Match[str]) -> str:
     return convert(html.unescape(found[2]).strip(), display="block" if found[1] == "div" else "inline")
+
+
+def _kept_pages() -> dict[str, str]:
+    """The pages that tell stored results, made anew where the results or the package have changed."""
+    from bilax.experiments.told.pages import pages_from_results
+
+    found = hashlib.sha256(_source().encode())
+    for path in sorted([*(ROOT / "results").rglob("*.json"), *(ROOT / "bilax").rglob("*.md")]):
+        found.update(path.read_bytes())
+    kept = CACHE / found.hexdigest()
+    if not kept.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(pages_from_results(ROOT / "results")))
+    return json.loads(kept.read_text())
 
 
 def _tutorials() -> list[Path]:

@@ -57,7 +57,7 @@ def run_block(code: str, names: dict[str, Any], where: str) -> str:
         with contextlib.redirect_stdout(printed):
             exec(compile(tree, where, "exec"), names)
             value = eval(compile(ast.Expression(last.value), where, "eval"), names) if last else None
-            if value is not None and not hasattr(value, "savefig"):
+            if value is not None and not type(value).__module__.startswith("matplotlib"):
                 print(value)
     except Exception as error:
         raise RuntimeError(f"{where} fails:\n{code}\n{traceback.format_exc()}") from error
