@@ -125,7 +125,7 @@ def architecture() -> None:
     axis.text(
         -0.42,
         -0.42,
-        "An arrow points to what is imported, and reaches on to the left; `run` knows of methods the Algorithm protocol "
+        "An arrow points to what is imported and reaches on to the left; `run` knows of methods the Algorithm protocol "
         "alone, and trust may import the whole library. `files` (reading and writing) is below all.",
         fontsize=7,
         color=GREY,

@@ -74,7 +74,9 @@ for alpha in (5e-4, 5e-3):
 # %%
 figure, axes = plt.subplots(2, 3, figsize=(8, 4.4), sharex=True, sharey=True, layout="constrained")
 for axis, ((alpha, name), reached) in zip(axes.flat, share.items(), strict=True):
-    axis.imshow(reached.reshape(len(grid), -1), origin="lower", extent=(1, 10, -2, 2), aspect="auto", cmap="Blues", vmax=1.3)
+    axis.imshow(
+        reached.reshape(len(grid), -1), origin="lower", extent=(1, 10, -2, 2), aspect="auto", cmap="Blues", vmax=1.3
+    )
     axis.set(title=f"{name}, α = {alpha:g}: {reached.mean():.0%}")
 for axis in axes[-1]:
     axis.set_xlabel("$x_0$")

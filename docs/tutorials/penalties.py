@@ -125,7 +125,8 @@ folded = bilax.solve(
     folds, fold_solver, jnp.full(30, -3.0), jnp.zeros(31), data=(rest, held), tasks=True, steps=steps, optimizer=optax.adam(0.1)
 )  # fmt: skip
 one = bilax.Problem(
-    lambda x, w, *data: folds.upper(jnp.full(30, x), w, *data), lambda x, w, *data: folds.lower(jnp.full(30, x), w, *data)
+    lambda x, w, *data: folds.upper(jnp.full(30, x), w, *data),
+    lambda x, w, *data: folds.lower(jnp.full(30, x), w, *data),
 )
 common = bilax.solve(
     one, fold_solver, -3.0, jnp.zeros(31), data=(rest, held), tasks=True, steps=steps, optimizer=optax.adam(0.1)
