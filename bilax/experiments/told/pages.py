@@ -96,7 +96,7 @@ def _bench(results: Path, name: str) -> str:
         return ""
     title, text = BENCHES[name]
     stored = read_json(target.path)["results"]
-    rows = [[claim.paper, claim.here, _mark(claim.held)] for claim in target.claims(stored)]
+    rows = [[claim.paper, claim.here, _mark(claim.held)] for claim in _checked(target, stored)]
     table = _table([target.claimant, "here", "held"], rows) if rows else ""
     head = f"## {title}\n\n{text} Made by `bilax bench {name}`, {_made_by(results, target.name)}."
     return "\n\n".join([head, table, _pictures(results, target.name), _numbers(target, stored)])
@@ -106,7 +106,15 @@ def _stored_claims(results: Path, name: str) -> list[Claim]:
     if not _records(results, name):
         return []
     target = _target("reproduce", name, results)
-    return target.claims(target.stored())
+    return _checked(target, target.stored())
+
+
+def _checked(target: Target, stored: dict[str, Any]) -> list[Claim]:
+    """The claims, as far as the stored numbers are in this version's form."""
+    try:
+        return target.claims(stored)
+    except (KeyError, IndexError, TypeError):
+        return []
 
 
 def _target(command: str, name: str, results: Path) -> Target:
@@ -116,7 +124,10 @@ def _target(command: str, name: str, results: Path) -> Target:
 def _numbers(target: Target, stored: dict[str, Any]) -> str:
     """What the command prints of the stored numbers, folded away."""
     with tempfile.TemporaryDirectory() as folder, console.capture() as text:
-        dataclasses.replace(target, out=Path(folder)).show(stored)
+        try:
+            dataclasses.replace(target, out=Path(folder)).show(stored)
+        except (KeyError, IndexError, TypeError):
+            return "The numbers were stored by an older version, in a form that this one does not show; make them anew."
     lines = "\n".join(f"    {line}".rstrip() for line in text.get().rstrip().splitlines())
     return f'??? note "The numbers"\n\n    ```text\n{lines}\n    ```'
 
