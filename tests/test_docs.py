@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import pages  # noqa: E402
+import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 PAGES = pages.pages(DOCS)
 LONG = {"tutorials/penalties.md", "tutorials/labels.md", "tutorials/few_shot.md", "tutorials/own_model.md"}

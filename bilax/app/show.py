@@ -236,10 +236,13 @@ def refuse_to_replace(path: Path) -> NoReturn:
 
 
 def _differences(record: dict[str, Any], config: Any, besides: Sequence[str]) -> list[tuple[str, Any, Any]]:
-    """Name, stored and present value of each setting that differs; one that the record lacks counts as None."""
+    """Name, stored and present value of each setting that differs; one that the record lacks had its default."""
     mine, made = json.loads(json.dumps(dataclasses.asdict(config), default=str)), record["config"]
+    before = {field.name: field.default for field in dataclasses.fields(config)}
+    before = json.loads(json.dumps(before, default=str))
     free = {*PLACES, *besides}
-    return [(key, made.get(key), mine[key]) for key in mine if key not in free and made.get(key) != mine[key]]
+    pairs = [(key, made.get(key, before[key]), mine[key]) for key in mine if key not in free]
+    return [(key, old, new) for key, old, new in pairs if old != new]
 
 
 def file_stem(*words: Any) -> str:
