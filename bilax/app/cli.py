@@ -75,6 +75,10 @@ COMMANDS = {
             "bilax.experiments.everyday.bench:EverydayBench",
             "ordinary problems by the default call, judged by SciPy",
         ),
+        "clean": (
+            "bilax.experiments.cleaning.bench:CleanBench",
+            "wrong labels found, beside cleanlab and a model of the trusted rows alone",
+        ),
         "certificates": (
             "bilax.experiments.suite.certificates:Certificates",
             "two thousand random followers, to catch a certificate that is wrong",

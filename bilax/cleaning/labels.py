@@ -10,14 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+from scipy.special import softmax as _softmax
 
-from bilax.cleaning.baselines import Judgement, flagged_by, judge
+from bilax.cleaning.baselines import Judgement, flagged_by, judge, suspicion
 from bilax.cleaning.fitting import fit, make_models, mean_probabilities, unseen_logits
 from bilax.cleaning.mixture import Rows, first_guess, tune
 from bilax.cleaning.networks import MODELS, MakeModel, linear
 from bilax.files import read_arrays, write_arrays
 
-TUNED = 3000
+TUNED = 2000
 """rows at the most by which the leader's few variables are chosen; the models are then trained on all"""
 CANDIDATES = ("trusted alone", "confident learning", "bilevel")
 FEW = 5
@@ -32,6 +35,29 @@ class Candidate(NamedTuple):
     transition: Float[np.ndarray, "c c"]
     """T[true class, label] that goes with them"""
     models: PyTree
+
+
+class Scale(NamedTuple):
+    """How inputs are standardised: (inputs − centre) / size."""
+
+    centre: Float[np.ndarray, "..."]
+    size: Float[np.ndarray, "..."]
+
+    def __call__(self, inputs: np.ndarray) -> Float[np.ndarray, "n ..."]:
+        found = np.subtract(inputs, self.centre, dtype=np.float32)
+        found /= self.size
+        return found
+
+
+class Finding(NamedTuple):
+    """What one candidate says of the data."""
+
+    probabilities: Float[np.ndarray, "n c"]
+    """of the classes, each row by a model that has not seen it"""
+    suspicion: Float[np.ndarray, " n"]
+    """how wrong each label looks"""
+    flagged: Bool[np.ndarray, " n"]
+    """which it calls wrong"""
 
 
 class CleanedLabels(NamedTuple):
@@ -50,9 +76,14 @@ class CleanedLabels(NamedTuple):
     """all candidates, judged on held-out trusted rows"""
     notes: tuple[str, ...]
     """what there is to know about the data and about how far this can be believed, with numbers"""
-    predict_proba: Callable[[np.ndarray], Float[np.ndarray, "n c"]]
-    """probabilities of the classes of new inputs, by the models trained on the way"""
-    candidates: dict[str, Candidate]
+    candidates: dict[str, Finding]
+    models: PyTree
+    """one for each fold, along a leading axis of their arrays"""
+    scale: Scale
+
+    def predict_proba(self, inputs: Any) -> Float[np.ndarray, "n c"]:
+        """Probabilities of the classes of new inputs: the mean over the models trained on the way."""
+        return mean_probabilities(self.models, self.scale(check_inputs("inputs", inputs)))
 
     def flag(self, precision: float | None = None, share: float | None = None) -> Bool[np.ndarray, " n"]:
         """Which labels to look at: those more probably wrong than right; or as many as an expected `precision` allows;
@@ -133,19 +164,7 @@ class _Data(NamedTuple):
     trusted_inputs: Float[np.ndarray, "m ..."]
     trusted_labels: Int[np.ndarray, " m"]
     classes: np.ndarray
-    scale: "Scale"
-
-
-class Scale(NamedTuple):
-    """How inputs are standardised: (inputs − centre) / size."""
-
-    centre: Float[np.ndarray, "..."]
-    size: Float[np.ndarray, "..."]
-
-    def __call__(self, inputs: np.ndarray) -> Float[np.ndarray, "n ..."]:
-        found = np.subtract(inputs, self.centre, dtype=np.float32)
-        found /= self.size
-        return found
+    scale: Scale
 
 
 def _prepare(inputs: Any, labels: Any, trusted: tuple[Any, Any] | None, standardize: bool) -> _Data:
@@ -275,23 +294,23 @@ class _Stages(NamedTuple):
             models = self.start(self.make)
         if self.make is not linear or few is not rows:
             models = fit(x, models, see(rows), self.key, self.epochs, self.batch)
-        m, probabilities = len(self.data.trusted_labels), self.unseen(models, rows, places)
-        trusted = probabilities[:m]
+        m, logits = len(self.data.trusted_labels), self.unseen(models, rows, places)
+        warmth = temperature(logits[:m], self.data.trusted_labels) if m and name != "confident learning" else 1.0
+        trusted = _softmax(logits[:m] / warmth, axis=1)
         if m and name != "confident learning":  # the trusted rows have judged; now all models learn from all of them
             models = fit(
                 x, models, see(rows)._replace(held=jnp.asarray(False)), self.key, -(-self.epochs // 3), self.batch
             )
-            probabilities = self.unseen(models, rows, places)
+            logits = self.unseen(models, rows, places)
+        noisy = _softmax(logits[m:] / warmth, axis=1)
         start = guess if name == "bilevel" else None
-        return Candidate(
-            probabilities[m:], trusted, estimate_transition(probabilities[m:], self.data.labels, start), models
-        )
+        return Candidate(noisy, trusted, estimate_transition(noisy, self.data.labels, start), models)
 
     def unseen(self, models: PyTree, rows: Rows, places: Int[np.ndarray, "folds b"]) -> Float[np.ndarray, "rows c"]:
-        """Probabilities of the classes of all rows, each by its fold's model."""
+        """The logits of all rows, trusted ones first, each by its fold's model."""
         counted = np.asarray(rows.counted) > 0
         found = np.zeros((len(self.data.trusted_labels) + len(self.data.labels), len(self.data.classes)))
-        found[places[counted]] = _softmax(unseen_logits(models, rows)[counted])
+        found[places[counted]] = unseen_logits(models, rows)[counted]
         return found
 
     def first_transition(self, before: dict[str, Candidate]) -> Float[np.ndarray, "c c"]:
@@ -363,8 +382,7 @@ def estimate_transition(
     found = np.full((c, c), 0.3 / c) + 0.7 * np.eye(c) if start is None else start
     for _ in range(rounds):
         shares = posterior(probabilities, found, labels)
-        counts = np.full((c, c), 1 / c)
-        np.add.at(counts.T, labels, shares)
+        counts = 1 / c + np.stack([np.bincount(labels, column, minlength=c) for column in shares.T])
         found = counts / counts.sum(axis=1, keepdims=True)
     return found
 
@@ -377,9 +395,15 @@ def posterior(
     return joint / np.maximum(joint.sum(axis=1, keepdims=True), 1e-30)
 
 
-def _softmax(logits: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n c"]:
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
+def temperature(logits: Float[np.ndarray, "m c"], labels: Int[np.ndarray, " m"]) -> float:
+    """By what to divide logits of held-out rows so that their labels are most likely (Guo et al. 2017), with a prior
+    that leaves it at 1 where rows are few."""
+
+    def loss(log_warmth):
+        scaled = logits / np.exp(log_warmth)
+        return np.sum(logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels]) + 2 * log_warmth**2
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-2, 2), method="bounded").x))
 
 
 class _Store:
@@ -431,9 +455,15 @@ def _conclude(data: _Data, candidates: dict[str, Candidate], seed: int) -> Clean
         recommended,
         table,
         tuple(_notes(data, candidates, table, recommended)),
-        lambda inputs: mean_probabilities(chosen.models, data.scale(check_inputs("inputs", inputs))),
-        candidates,
+        {name: _finding(name, found, data.labels) for name, found in candidates.items()},
+        chosen.models,
+        data.scale,
     )
+
+
+def _finding(name: str, found: Candidate, labels: Int[np.ndarray, " n"]) -> Finding:
+    asked = name, found.noisy, found.transition, labels
+    return Finding(found.noisy, suspicion(*asked), flagged_by(*asked))
 
 
 def _judged(data: _Data, candidates: dict[str, Candidate], seed: int) -> dict[str, Judgement]:

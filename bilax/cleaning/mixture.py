@@ -145,7 +145,7 @@ SOLVED = Method(400, LBFGS(), derivative=Implicit(1e-2, 40), start="warm", follo
 """how a convex or nearly convex follower is solved and differentiated"""
 
 
-def tune(x0: Leader, y0: PyTree, rows: Rows, steps: int = 40) -> tuple[Leader, PyTree]:
+def tune(x0: Leader, y0: PyTree, rows: Rows, steps: int = 30) -> tuple[Leader, PyTree]:
     """The bilevel problem solved: L-BFGS for the follower, its implicit derivative, and L-BFGS for the leader."""
     found = solve(Problem(upper, lower), SolvedFollower(SOLVED, None), x0, y0, data=(rows,), steps=steps)
     return found.x, found.y
