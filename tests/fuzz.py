@@ -42,6 +42,7 @@ from bilax.datasets.classes import PARTS
 from bilax.datasets.folders import read_folder
 from bilax.datasets.idx import read_pair
 from bilax.datasets.imagenet import read_listed, read_mini_imagenet, read_tiered
+from bilax.datasets.labelled import read_embeddings, read_labelled
 from bilax.datasets.libsvm import read_libsvm
 from bilax.datasets.omniglot import FULL, read_omniglot, read_omniglot_runs, vinyals_splits
 from bilax.experiments.few_shot.run import FewShot, save_learned
@@ -87,6 +88,23 @@ def make_libsvm(folder: Path) -> None:
 
 def make_npz(folder: Path) -> None:
     np.savez_compressed(folder / "a.npz", x=np.eye(6, 4), y=np.arange(6) % 3)
+
+
+def make_csv(folder: Path) -> None:
+    rows = "".join(f"{i},{i % 3}.5,{'red' if i % 2 else 'blue'},{'ab'[i % 2]}\n" for i in range(12))
+    (folder / "a.csv").write_text(f"number,size,colour,label\n{rows}")
+
+
+def make_parquet(folder: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    columns = {"size": np.arange(12) / 3, "colour": ["red", "blue"] * 6, "label": list("aabb") * 3}
+    parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
+
+
+def make_npy(folder: Path) -> None:
+    np.save(folder / "a.npy", np.eye(6, 4))
 
 
 def make_mini(folder: Path) -> None:
@@ -198,6 +216,11 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any], int]] = {
     "idx": (make_idx, lambda folder: read_pair(folder / "images", folder / "labels", 10), 4),
     "libsvm": (make_libsvm, read_lines_of_features, 4),
     "npz": (make_npz, lambda folder: read_npz(folder / "a.npz"), 6),
+    "arrays": (make_npz, lambda folder: read_labelled(folder / "a.npz"), 2),
+    "csv": (make_csv, lambda folder: read_labelled(folder / "a.csv"), 6),
+    "parquet": (make_parquet, lambda folder: read_labelled(folder / "a.parquet"), 6),
+    "embeddings": (make_npy, lambda folder: read_embeddings(folder / "a.npy", 6), 3),
+    "labelled pictures": (make_pictures, lambda folder: read_labelled(folder, size=8), 2),
     "mini": (make_mini, lambda folder: read_mini_imagenet(folder / "a.pkl"), 6),
     "tiered": (make_tiered, read_packed, 6),
     "drawings": (make_drawings, lambda folder: read_omniglot([folder / "a.zip"], 8), 4),

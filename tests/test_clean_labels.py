@@ -1,6 +1,10 @@
 """`bilax.clean_labels`: the bilevel problem against NumPy, wrong labels found, and what is said of doubtful data."""
 
+import csv
+import dataclasses
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,9 +12,14 @@ from sklearn.metrics import roc_auc_score
 
 import bilax
 from bilax.cleaning import mixture
-from bilax.cleaning.baselines import confident_classes, weighted_auc
+from bilax.cleaning.baselines import confident_classes, judge, weighted_auc
+from bilax.cleaning.fitting import fit, make_models, unseen_logits
 from bilax.cleaning.labels import estimate_transition, posterior
-from bilax.cleaning.networks import Linear
+from bilax.cleaning.networks import Linear, convnet
+from bilax.datasets.labelled import Labelled
+from bilax.experiments.cleaning.clean import Clean
+from bilax.experiments.cleaning.page import page
+from bilax.files import read_arrays
 
 
 def blobs(n=150, m=12, share=0.3, classes=3, seed=0):
@@ -105,3 +114,136 @@ def test_weighted_auc_is_that_of_scikit_learn():
     score, positive, weights = random.integers(0, 9, 60) / 9, random.random(60) < 0.4, random.random(60)
     expected = roc_auc_score(positive, score, sample_weight=weights)
     np.testing.assert_allclose(weighted_auc(score, positive, weights), expected, rtol=1e-12)
+
+
+def test_a_candidate_that_is_clearly_better_is_recommended_over_ours():
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 2, 80)
+    t = np.array([[0.7, 0.3], [0.3, 0.7]])
+    blind, sees = random.dirichlet([1, 1], 80), 0.9 * np.eye(2)[truth] + 0.05
+    found = judge({"trusted alone": (sees, t), "bilevel": (blind, t)}, truth, t, 0)
+    assert found["trusted alone"][0] > 0.99
+    assert found["trusted alone"][2] < -1
+    again = judge({"trusted alone": (blind, t), "bilevel": (sees, t)}, truth, t, 0)
+    assert again["trusted alone"][2] > 1
+
+
+def test_what_there_is_to_know_about_trusted_rows_is_said():
+    inputs, labels, _, (known, truth) = blobs()
+    some = truth != 2
+    # Rows of the other classes in place of those that lack, so that nothing is compiled anew.
+    known, truth = np.resize(known[some], (12, 2)), np.resize(truth[some], 12)
+    notes = " ".join(bilax.clean_labels(inputs, labels, (known, truth)).notes)
+    assert f"lack 2: what is said of the {np.sum(labels == 2)} rows so labelled rests on noisy labels alone" in notes
+    inputs, labels, _, (known, truth) = blobs(share=0.05)
+    notes = " ".join(bilax.clean_labels(inputs, labels, (known, (truth + 1) % 3)).notes)
+    assert "The trusted labels contradict the rest" in notes
+
+
+def test_no_trusted_rows_cost_something_and_that_is_said():
+    inputs, labels, truth, trusted = blobs(share=0.2)
+    inputs, labels = np.concatenate([inputs, trusted[0]]), np.concatenate([labels, trusted[1]])
+    found = bilax.clean_labels(inputs, labels)
+    assert found.recommended == "bilevel"
+    assert "No trusted rows" in found.notes[0]
+    assert np.isnan(found.table["bilevel"].auc)
+    assert roc_auc_score(labels[:150] != truth, found.probability[:150]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"labels": [0] * 6}, "all labels are 0"),
+        ({"labels": [0, 1, 2, 3, 4, 5]}, "labels must be classes, not measurements"),
+        ({"labels": [0, 1] * 2}, "inputs has 6 rows, but labels 4"),
+        ({"labels": ["a", None, "b", "a", "b", "a"]}, r"labels\[1\] is missing"),
+        ({"inputs": np.full((6, 2), np.nan)}, r"inputs\[0, 0\] is missing or not finite"),
+        ({"inputs": np.array([["a"]] * 6)}, "inputs must be numbers of shape"),
+        ({"trusted": (np.zeros((2, 3)), [0, 1])}, r"trusted inputs have shape \(3,\), but the others \(2,\)"),
+        ({"trusted": (np.zeros((2, 2)), ["a", "b"])}, "give both the same kind"),
+        ({"model": "forest"}, "model must be one of linear, mlp, convnet"),
+        ({"folds": 1}, "folds must be a whole number of at least 2"),
+    ],
+)
+def test_wrong_arguments_are_named(change, said):
+    arguments = {"inputs": np.zeros((6, 2)), "labels": [0, 1, 0, 1, 0, 1], **change}
+    with pytest.raises(ValueError, match=said):
+        bilax.clean_labels(**arguments)
+
+
+def test_networks_are_trained_on_mini_batches_of_both_kinds():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, (3, 40))
+    inputs = random.normal(size=(3, 40, 5, 5)) * 0.3
+    inputs[..., 2, 2] += 2 * labels - 1
+    trusted = np.arange(40) < 5
+    noisy = np.where((random.random((3, 40)) < 0.2) & ~trusted, 1 - labels, labels)
+    rows = mixture.Rows(
+        *map(jnp.asarray, (inputs.astype(np.float32), noisy, np.tile(trusted, (3, 1)), np.ones((3, 40)), True))
+    )
+    x = mixture.first_guess(np.array([[0.8, 0.2], [0.2, 0.8]]))
+    models = make_models(convnet, jax.random.key(0), (5, 5), 2, 3)
+    fitted = fit(x, models, rows, jax.random.key(1), epochs=1, batch=32)
+    assert np.mean(unseen_logits(fitted, rows).argmax(-1) == labels) > 0.9
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table with labels as text, and one of trusted rows; of the shape of `blobs()`."""
+    inputs, labels, truth, (known, right) = blobs()
+    names = np.array(["ash", "birch", "cedar"])
+    for name, rows, own in (("mine", inputs, labels), ("checked", known, right)):
+        lines = "".join(f"{u:.5f},{names[v]},{w:.5f}\n" for (u, w), v in zip(rows, own, strict=True))
+        (tmp_path / f"{name}.csv").write_text(f"height,tree,width\n{lines}")
+    return tmp_path / "mine.csv", tmp_path / "checked.csv", names[truth]
+
+
+def test_the_command_writes_a_table_a_copy_a_model_and_a_page(table, tmp_path, capsys, monkeypatch):
+    mine, checked, truth = table
+    command = Clean(mine, checked, label="tree", out=tmp_path / "out")
+    command.main()
+    rows = list(csv.DictReader((tmp_path / "out" / "labels.csv").open()))
+    flagged = np.array([row["flagged"] == "1" for row in rows])
+    wrong = np.array([row["label"] for row in rows]) != truth
+    assert (flagged == wrong).mean() > 0.93
+    kept = list(csv.DictReader((tmp_path / "out" / "cleaned.csv").open()))
+    assert [row["tree"] for row in kept] == [row["label"] for row in rows if row["flagged"] == "0"]
+    said, report = " ".join(capsys.readouterr().out.split()), (tmp_path / "out" / "report.html").read_text()
+    assert f"{flagged.sum()} of 150 labels are flagged" in said
+    for part in ("Labels of mine.csv", "birch", "confident learning", "Labels against suggestions", "height"):
+        assert part in report
+    assert read_arrays(tmp_path / "out" / "model.npz")["classes"].tolist() == ["ash", "birch", "cedar"]
+    with pytest.raises(SystemExit, match="is not empty: choose another --out"):
+        command.main()
+    before = (tmp_path / "out" / "labels.csv").read_bytes()
+    # What is stored is not computed again, and another threshold needs no more.
+    monkeypatch.setattr("bilax.cleaning.labels.tune", None)
+    dataclasses.replace(command, resume=True, share=0.1, fix="relabel").main()
+    again = list(csv.DictReader((tmp_path / "out" / "labels.csv").open()))
+    assert sum(row["flagged"] == "1" for row in again) == 15
+    assert [row["probability"] for row in again] == [row["probability"] for row in rows]
+    assert len(list(csv.DictReader((tmp_path / "out" / "cleaned.csv").open()))) == 150
+    assert before != (tmp_path / "out" / "labels.csv").read_bytes()
+
+
+def test_the_command_refuses_before_it_writes(table, tmp_path):
+    mine, checked, _ = table
+    for options, said in (
+        ({"label": "sort"}, "has no column 'sort'"),
+        ({"label": "tree", "model": "nowhere:make"}, "--model nowhere:make"),
+        ({"label": "tree", "embeddings": mine}, "go together"),
+        ({"label": "tree", "size": 0}, "--size must be at least 1"),
+        ({"label": "tree", "out": mine}, "must be a folder"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            Clean(mine, checked, **{"out": tmp_path / "new", **options}).main()
+        assert not (tmp_path / "new").exists()
+
+
+def test_pictures_are_on_the_page(cleaned):
+    found, labels, _ = cleaned
+    pictures = np.random.default_rng(0).random((150, 4, 4))
+    text = page("A <page>", Labelled(pictures, labels, {}), found, found.flag(), {"cleanlab": 7})
+    assert text.count("<img") == 60
+    assert "A &lt;page&gt;" in text
+    assert "cleanlab" in text

@@ -1,6 +1,5 @@
 """Data hyper-cleaning: the network computed the cheap way, the data, the loop, the commands."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -18,7 +17,6 @@ from bilax.app.report import Report
 from bilax.app.run_folder import read_run
 from bilax.datasets import Examples, find, load
 from bilax.experiments.cleaning import problem as cleaning
-from bilax.experiments.cleaning.clean import Clean, demo, is_picture, weigh
 from bilax.experiments.cleaning.problem import Batch, Split
 from bilax.experiments.cleaning.run import Cleaning
 from bilax.experiments.cleaning.table import (
@@ -279,56 +277,6 @@ def tiny_digits():
     return cleaning.split(load("digits")[0], (300, 200, 100, 100))
 
 
-def test_demo_finds_the_wrong_digits(tmp_path, capsys):
-    paths = demo(tmp_path)
-    assert [path.exists() for path in paths] == [True, True]
-    out = capsys.readouterr().out
-    assert "450 with a wrong label" in out
-    rows = list(csv.DictReader(paths[0].open()))
-    parts = cleaning.split(load("digits")[0], (900, 300, 0, 0))
-    said = np.array([row["suspicious"] == "1" for row in rows])
-    wrong = parts.noisy[0] != parts.train.labels
-    assert (said == wrong).mean() > 0.93
-
-
-def test_clean_writes_weights_and_a_picture(tmp_path, tiny_digits, capsys):
-    train, trusted = tiny_digits.train, tiny_digits.validation
-    pictures = (255 * train.inputs).astype(np.uint8).reshape(-1, 8, 8)
-    np.savez(tmp_path / "mine.npz", x=pictures, y=tiny_digits.noisy[0])
-    np.savez(tmp_path / "trusted.npz", x=(255 * trusted.inputs).astype(np.uint8).reshape(-1, 8, 8), y=trusted.labels)
-    Clean(tmp_path / "mine.npz", tmp_path / "trusted.npz", tmp_path / "out" / "weights.csv", steps=60).main()
-    rows = list(csv.DictReader((tmp_path / "out" / "weights.csv").open()))
-    assert [int(row["label"]) for row in rows] == tiny_digits.noisy[0].tolist()
-    flagged = np.array([row["suspicious"] == "1" for row in rows])
-    np.testing.assert_array_equal(flagged, [float(row["weight"]) < 0.5 for row in rows])
-    assert ((tiny_digits.noisy[0] != train.labels) == flagged).mean() > 0.85
-    assert (np.array([int(row["suggested"]) for row in rows]) == train.labels).mean() > 0.8
-    assert (tmp_path / "out" / "weights.png").stat().st_size > 10_000
-    assert f"{flagged.sum()} of 300 labels are suspicious" in capsys.readouterr().out
-
-
-def test_clean_refuses_what_it_cannot_use(tmp_path, tiny_digits):
-    train, trusted = tiny_digits.train, tiny_digits.validation
-    np.savez(tmp_path / "mine.npz", x=train.inputs, y=train.labels)
-    kept = trusted.labels != 4
-    np.savez(tmp_path / "trusted.npz", x=trusted.inputs[kept], y=trusted.labels[kept])
-    with pytest.raises(SystemExit, match=r"trusted\.npz: y holds no example of class 4"):
-        Clean(tmp_path / "mine.npz", tmp_path / "trusted.npz").main()
-    kept = trusted.labels < 7
-    np.savez(tmp_path / "trusted.npz", x=trusted.inputs[kept], y=trusted.labels[kept])
-    with pytest.raises(SystemExit, match=r"mine\.npz: label y\[\d+\] is [789], outside 0..6"):
-        Clean(tmp_path / "mine.npz", tmp_path / "trusted.npz").main()
-
-
-def test_weights_do_not_depend_on_the_scale_of_the_inputs(tiny_digits):
-    data, trusted = tiny_digits.train._replace(labels=tiny_digits.noisy[0]), tiny_digits.validation
-    first = weigh(data, trusted, steps=5, quiet=True)
-    larger = (part._replace(inputs=1000 * part.inputs + 7) for part in (data, trusted))
-    np.testing.assert_allclose(weigh(*larger, steps=5, quiet=True).weight, first.weight, rtol=1e-2)
-    assert is_picture(data)
-    assert not is_picture(data._replace(shape=(64,)))
-
-
 def test_a_run_has_a_folder_that_is_gone_on_with_and_reported(tmp_path, capsys):
     config = Cleaning(**SMALL, out=tmp_path / "run")
     with pytest.raises(SystemExit) as ended:
@@ -529,32 +477,3 @@ def test_redraw_shows_only_what_was_made_with_the_same_settings(tmp_path, capsys
     with pytest.raises(SystemExit):
         dataclasses.replace(small, redraw=True, dataset="mnist").main()
     assert "was made with dataset = digits, not mnist" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "said"),
-    [
-        (np.zeros((3, 0)), np.array([0, 1, 1]), "an example holds nothing"),
-        (np.full((2, 2), 1e300), np.array([0, 1]), "finite in single precision"),
-        (np.zeros((2, 2)), np.array([0, 2**32 + 1]), "too large for a class"),
-        (np.zeros((2, 2)), np.array([0, -1]), "labels count from 0"),
-        (np.zeros((2, 2)), np.array([0, 10**9]), "no example of class 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ..."),
-    ],
-)
-def test_arrays_that_would_break_later_are_refused(x, y, said, tmp_path):
-    path = tmp_path / "bad.npz"
-    np.savez(path, x=x, y=y)
-    with pytest.raises(SystemExit, match=said):
-        Clean(path, path, tmp_path / "w.csv").main()
-
-
-def test_clean_refuses_places_and_numbers_that_cannot_be(tmp_path):
-    path = tmp_path / "data.npz"
-    np.savez(path, x=np.eye(4), y=np.arange(4) % 2)
-    with pytest.raises(SystemExit, match=r"let it end in \.csv"):
-        Clean(path, path, tmp_path / "w.png").main()
-    with pytest.raises(SystemExit, match="steps must be at least 1"):
-        Clean(path, path, tmp_path / "w.csv", steps=0).main()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit, match="error: "):
-        Clean(path, path, tmp_path / "file" / "w.csv", steps=1).main()

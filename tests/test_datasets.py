@@ -29,7 +29,6 @@ from bilax.datasets import (
     read_npz,
     registry,
 )
-from bilax.datasets.examples import check_labels, check_trusted, examples
 from bilax.datasets.fetching import download
 from bilax.datasets.idx import PARTS, parse_idx, read_pair
 from bilax.datasets.libsvm import read_libsvm
@@ -531,14 +530,3 @@ def test_files_that_are_no_npz(tmp_path):
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cut\.npz: cannot be read"):
         read_npz(tmp_path / "cut.npz")
-
-
-def test_trusted_data_must_fit():
-    data = examples(np.zeros((4, 2, 2)), np.array([0, 1, 2, 3]))
-    name, other = Path("trusted.npz"), Path("mine.npz")
-    with pytest.raises(DataError, match=r"trusted.npz: y holds no example of class 2, 3"):
-        check_trusted(name, data.take(np.array([0, 1])), other, data, 4)
-    with pytest.raises(DataError, match=r"shape \(4,\), but those of mine.npz have \(2, 2\)"):
-        check_trusted(name, data._replace(shape=(4,)), other, data, 4)
-    with pytest.raises(DataError, match=r"label y\[3\] is 3, outside 0..2"):
-        check_labels(name, data.labels, 3)

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "trust": LIBRARY,
     "datasets": {"files"},
     "models": {"problem"},
-    "cleaning": LIBRARY | {"models"},
+    "cleaning": LIBRARY | {"datasets", "models"},
     "app": LIBRARY | {"bilax", "datasets", "models"},
     # The library by its public names alone.
     "experiments": {"bilax", "files", "app", "datasets", "models"},

@@ -101,7 +101,7 @@ COMMANDS = {
 
 VERBS = {
     "demo": ("bilax.experiments.demo:Demo", "the paper's example, and wrong labels found among digits"),
-    "clean": ("bilax.experiments.cleaning.clean:Clean", "find wrong labels in your own .npz file"),
+    "clean": ("bilax.experiments.cleaning.clean:Clean", "find wrong labels in your own tables, arrays and pictures"),
     "evaluate": (
         "bilax.experiments.few_shot.trained:Evaluate",
         "test a few-shot run again, also by Omniglot's own test",

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Num, PyTree
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 from scipy.special import softmax as _softmax
@@ -18,6 +18,7 @@ from bilax.cleaning.baselines import Judgement, flagged_by, judge, suspicion
 from bilax.cleaning.fitting import fit, make_models, mean_probabilities, unseen_logits
 from bilax.cleaning.mixture import Rows, first_guess, tune
 from bilax.cleaning.networks import MODELS, MakeModel, linear
+from bilax.datasets.tables import columns_of, encoder
 from bilax.files import read_arrays, write_arrays
 
 TUNED = 2000
@@ -80,10 +81,12 @@ class CleanedLabels(NamedTuple):
     models: PyTree
     """one for each fold, along a leading axis of their arrays"""
     scale: Scale
+    encode: Callable[[str, Any], np.ndarray]
+    """what makes numbers of inputs such as those given"""
 
     def predict_proba(self, inputs: Any) -> Float[np.ndarray, "n c"]:
         """Probabilities of the classes of new inputs: the mean over the models trained on the way."""
-        return mean_probabilities(self.models, self.scale(check_inputs("inputs", inputs)))
+        return mean_probabilities(self.models, self.scale(self.encode("inputs", inputs)))
 
     def flag(self, precision: float | None = None, share: float | None = None) -> Bool[np.ndarray, " n"]:
         """Which labels to look at: those more probably wrong than right; or as many as an expected `precision` allows;
@@ -104,6 +107,14 @@ class CleanedLabels(NamedTuple):
         flagged = np.zeros(len(order), bool)
         flagged[order[:count]] = True
         return flagged
+
+    def save(self, path: str | Path) -> None:
+        """Writes the models, with the classes and how inputs are standardised, as an .npz file."""
+        leaves = jax.tree.leaves(eqx.filter(self.models, eqx.is_inexact_array))
+        arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        write_arrays(
+            Path(path), {"classes": self.classes, "centre": self.scale.centre, "size": self.scale.size, **arrays}
+        )
 
     def expected_precision(self, flagged: Bool[np.ndarray, " n"]) -> float:
         """The share of wrong labels among the flagged ones that the probabilities promise; NaN where there are none."""
@@ -126,7 +137,7 @@ def clean_labels(
 ) -> CleanedLabels:
     """Finds wrong labels: the probability of each, what it should be, and how far that can be believed.
 
-    - `inputs`: numbers (n, ...), an array or a pandas DataFrame of numbers; `labels`: n of any kind, text or numbers.
+    - `inputs`: numbers (n, ...), or a pandas DataFrame, whose texts are encoded; `labels`: n texts or numbers.
     - `trusted`: (inputs, labels) of rows whose labels are right. Even two of each class help much. Without them the
       labels are judged by each other, which sees no mistake that most labels of a class share.
     - `model`: "linear", "mlp", "convnet" (pictures), or a function (key, shape of an input, classes) -> a module from
@@ -159,21 +170,23 @@ def clean_labels(
 
 
 class _Data(NamedTuple):
-    inputs: Float[np.ndarray, "n ..."]
+    inputs: Num[np.ndarray, "n ..."]
     labels: Int[np.ndarray, " n"]
-    trusted_inputs: Float[np.ndarray, "m ..."]
+    trusted_inputs: Num[np.ndarray, "m ..."]
     trusted_labels: Int[np.ndarray, " m"]
     classes: np.ndarray
     scale: Scale
+    encode: Callable[[str, Any], np.ndarray]
 
 
 def _prepare(inputs: Any, labels: Any, trusted: tuple[Any, Any] | None, standardize: bool) -> _Data:
-    inputs, labels = check_inputs("inputs", inputs), check_labels("labels", labels)
+    encode = _frame_encoder(inputs)
+    inputs, labels = encode("inputs", inputs), check_labels("labels", labels)
     check_same_length("inputs", inputs, "labels", labels)
     if trusted is None:
         known = np.zeros((0, *inputs.shape[1:]), np.float32), labels[:0]
     else:
-        known = check_inputs("trusted inputs", trusted[0]), check_labels("trusted labels", trusted[1])
+        known = encode("trusted inputs", trusted[0]), check_labels("trusted labels", trusted[1])
         check_same_length("trusted inputs", known[0], "trusted labels", known[1])
         if known[0].shape[1:] != inputs.shape[1:]:
             raise ValueError(f"trusted inputs have shape {known[0].shape[1:]}, but the others {inputs.shape[1:]}.")
@@ -183,11 +196,21 @@ def _prepare(inputs: Any, labels: Any, trusted: tuple[Any, Any] | None, standard
             )
     classes, numbers = np.unique(np.concatenate([labels, known[1]]), return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"all labels are {classes[0]!r}: there must be at least two classes.")
+        raise ValueError(f"all labels are {classes[0]}: there must be at least two classes.")
     if 2 * len(classes) > len(numbers):
         raise ValueError(f"{len(classes)} classes among {len(numbers)} rows: labels must be classes, not measurements.")
     numbers = numbers.astype(np.int32)
-    return _Data(inputs, numbers[: len(labels)], known[0], numbers[len(labels) :], classes, _scale(inputs, standardize))
+    return _Data(
+        inputs, numbers[: len(labels)], known[0], numbers[len(labels) :], classes, _scale(inputs, standardize), encode
+    )
+
+
+def _frame_encoder(inputs: Any) -> Callable[[str, Any], np.ndarray]:
+    """What makes numbers of inputs: of the columns of a DataFrame as of this one's, else what they are."""
+    if not hasattr(inputs, "columns"):
+        return check_inputs
+    encode = encoder("inputs", columns_of("inputs", inputs))
+    return lambda name, frame: check_inputs(name, encode(name, columns_of(name, frame)))
 
 
 def _scale(inputs: np.ndarray, standardize: bool) -> Scale:
@@ -403,7 +426,8 @@ def temperature(logits: Float[np.ndarray, "m c"], labels: Int[np.ndarray, " m"])
         scaled = logits / np.exp(log_warmth)
         return np.sum(logsumexp(scaled, axis=1) - scaled[np.arange(len(labels)), labels]) + 2 * log_warmth**2
 
-    return float(np.exp(minimize_scalar(loss, bounds=(-2, 2), method="bounded").x))
+    best: Any = minimize_scalar(loss, bounds=(-2, 2), method="bounded")
+    return float(np.exp(best.x))
 
 
 class _Store:
@@ -458,6 +482,7 @@ def _conclude(data: _Data, candidates: dict[str, Candidate], seed: int) -> Clean
         {name: _finding(name, found, data.labels) for name, found in candidates.items()},
         chosen.models,
         data.scale,
+        data.encode,
     )
 
 
@@ -499,8 +524,8 @@ def _notes(data: _Data, candidates: dict[str, Candidate], table: dict[str, Judge
     few = np.flatnonzero((counts > 0) & (counts < FEW))
     if few.size:
         notes.append(
-            f"Trusted rows are few: {m} in all, fewer than {FEW} of {_some(classes[few])}. The judgement of the "
-            f"candidates has a standard error of {table['bilevel'].error:.3f}, so it may be wrong."
+            f"Trusted rows are few: {m} in all, fewer than {FEW} of {_some(classes[few])}. Which candidate is best "
+            "cannot be told surely by so few."
         )
     agreed = float(np.mean(candidates["confident learning"].trusted.argmax(axis=1) == data.trusted_labels))
     chance = float(np.max(np.bincount(data.labels)) / len(data.labels))

@@ -1,6 +1,5 @@
 """Data as the experiments take it, whether it comes from a file of a person's own or from a data set."""
 
-import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,29 +43,6 @@ def read_npz(path: Path) -> Examples:
                 f"{path}: lacks the array {name!r}; it holds {sorted(arrays)}. Save it with np.savez(path, x=x, y=y)."
             )
     return _checked(arrays["x"], arrays["y"], path)
-
-
-def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
-    """Refuses labels outside 0..classes-1."""
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
-    if wrong.size:
-        i = int(wrong[0])
-        raise DataError(f"{path}: label y[{i}] is {labels[i]}, outside 0..{classes - 1}.")
-
-
-def check_trusted(path: Path, trusted: Examples, data_path: Path, data: Examples, classes: int) -> None:
-    """Refuses trusted examples that do not fit the data, or that lack a class."""
-    if trusted.shape != data.shape:
-        raise DataError(f"{path}: inputs have shape {trusted.shape}, but those of {data_path} have {data.shape}.")
-    check_labels(path, trusted.labels, classes)
-    present = set(trusted.labels.tolist())
-    missing = list(itertools.islice((label for label in range(classes) if label not in present), 10))
-    if missing:
-        more = ", ..." if classes - len(present) > len(missing) else ""
-        raise DataError(
-            f"{path}: y holds no example of class {', '.join(map(str, missing))}{more}. Trusted data must show every "
-            "class at least once, or its examples would all be called wrong."
-        )
 
 
 def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> Examples:

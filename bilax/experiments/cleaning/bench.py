@@ -119,9 +119,10 @@ def _covtype_like() -> tuple[np.ndarray, np.ndarray]:
     """Seven classes in 54 numbers, of which 20 tell something, with classes of two clusters: as covtype, made up."""
     from sklearn.datasets import make_classification
 
-    return make_classification(
+    inputs, truth = make_classification(
         ROWS // 2, 54, n_informative=20, n_redundant=10, n_classes=7, class_sep=2.0, flip_y=0.0, random_state=0
     )
+    return np.asarray(inputs), np.asarray(truth)
 
 
 def _pictures(name: str) -> tuple[np.ndarray, np.ndarray]:

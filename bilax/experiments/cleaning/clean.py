@@ -1,182 +1,182 @@
 """`bilax clean`: which labels of a person's own data are wrong, judged from a few that are trusted."""
 
-import csv
 import dataclasses
-import io
+import importlib
+import importlib.util
+import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import tyro
-from jaxtyping import Float, Int
 
 import bilax
 from bilax.app.errors import plain_errors
-from bilax.app.show import Arg, console, show_table
-from bilax.datasets import Examples, load, read_npz
-from bilax.datasets.examples import check_labels, check_trusted
+from bilax.app.show import Arg, console, show_table, steps
+from bilax.datasets import load
+from bilax.datasets.labelled import Labelled, csv_bytes, read_embeddings, read_labelled, write_cleaned
 from bilax.experiments.cleaning import problem as cleaning
-from bilax.experiments.cleaning.problem import Split
-from bilax.experiments.cleaning.table import draw_pictures
+from bilax.experiments.cleaning.bench import by_cleanlab
+from bilax.experiments.cleaning.page import advice, candidate_rows, page
 from bilax.files import write_whole
-
-
-class Weights(NamedTuple):
-    """What was found out about each example."""
-
-    weight: Float[np.ndarray, " n"]
-    """σ(x_i): below 0.5 the label is suspicious"""
-    suggested: Int[np.ndarray, " n"]
-    """the label that the cleaned network gives"""
-
-
-def weigh(
-    data: Examples,
-    trusted: Examples,
-    steps: int = 200,
-    inner_steps: int = 10,
-    step_size: float = 0.15,
-    batch: int | None = None,
-    seed: int = 0,
-    quiet: bool = False,
-) -> Weights:
-    """Weighs the examples of `data` with IAPTT-GM and the trusted ones as validation set.
-
-    Inputs are centred and scaled to a mean squared length of 100, which is what MNIST's have and what the step
-    sizes go with.
-    """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}.")
-    classes = int(max(data.labels.max(), trusted.labels.max())) + 1
-    data, trusted = _scaled(data, trusted)
-    # There is no truth to measure against: only the training and the trusted part matter.
-    parts = Split(data, trusted, trusted, trusted, data.labels[None])
-    key = jax.random.key(seed)
-    y0s = jax.tree.map(lambda leaf: leaf[None], cleaning.network(key, data.inputs.shape[1], classes, hidden=100))
-    setup, method = cleaning.setup(parts, y0s, batch=batch), bilax.iaptt_gm(inner_steps, step_size)
-    z_optimizer = cleaning.z_optimizer(steps, 0.5 / max(steps, 1))
-    options: Any = {"steps": steps, "optimizer": optax.adam(0.05), "z_optimizer": z_optimizer, "key": key}
-    solution = setup.solve(method, progress=not quiet, throw=True, **options)[0]
-    whole = cleaning.all_examples(parts)
-    whole = whole._replace(train_targets=whole.train_targets[0])
-    network = bilax.approximate(setup.problem, method)(solution.x, solution.z, whole)[1].y_last
-    scores = np.asarray(cleaning.logits(network, jnp.asarray(data.inputs)))
-    return Weights(1 / (1 + np.exp(-np.asarray(solution.x))), scores.argmax(axis=0))
 
 
 @dataclasses.dataclass
 class Clean:
-    """Finds wrong labels: weighs each example of an .npz file (x, y) by how well it serves trusted examples."""
+    """Finds wrong labels in an .npz file (x, y), a table (.csv, .parquet) or pictures in one folder per class.
 
-    data: Annotated[Path, tyro.conf.Positional, Arg(help=".npz file with x (n, ...) and y (n,), labels from 0")]
-    trusted: Annotated[Path, Arg(help=".npz file of the same kind whose labels are right")]
-    out: Annotated[Path, Arg(help="table to write: index, label, weight, suspicious, suggested label")] = Path(
-        "weights.csv"
+    Writes labels.csv (row, label, suggestion, probability that it is wrong), a cleaned copy, the model and a page.
+    """
+
+    data: Annotated[Path, tyro.conf.Positional, Arg(help=".npz, .csv, .parquet, or a folder with one folder per class")]
+    trusted: Annotated[
+        Path | None, Arg(help="data of the same kind whose labels are right; two of each class help much")
+    ] = None
+    label: Annotated[str | None, Arg(help="column of the labels; else the first named label, target, class or y")] = (
+        None
     )
-    steps: Annotated[int, Arg(help="outer steps")] = 200
-    batch: Annotated[int | None, Arg(help="examples per outer step, for large files; all by default")] = None
-    seed: Annotated[int, Arg(help="seed of the initial network and of the batches")] = 0
+    drop: Annotated[tuple[str, ...], Arg(help="columns to leave out, such as numbers of rows")] = ()
+    out: Annotated[Path, Arg(help="folder to write into; it must be new, or --resume given")] = Path("cleaned")
+    model: Annotated[
+        str, Arg(help="linear, mlp, convnet, or package.module:function (key, shape, classes) -> module")
+    ] = "linear"
+    precision: Annotated[float | None, Arg(help="flag as many labels as this expected share of wrong ones allows")] = (
+        None
+    )
+    share: Annotated[float | None, Arg(help="flag this share of the labels")] = None
+    fix: Annotated[Literal["drop", "relabel"], Arg(help="what the cleaned copy does with flagged rows")] = "drop"
+    embeddings: Annotated[Path | None, Arg(help=".npy or .npz (x): numbers to judge by in place of the inputs")] = None
+    trusted_embeddings: Annotated[Path | None, Arg(help="the same for the trusted rows")] = None
+    raw: Annotated[bool, Arg(help="do not standardise the inputs")] = False
+    size: Annotated[int, Arg(help="side to which pictures in folders are scaled")] = 32
+    folds: Annotated[int, Arg(help="models, each judging the rows that it has not seen")] = 5
+    epochs: Annotated[int, Arg(help="passes over the data, of models trained on mini-batches")] = 10
+    batch: Annotated[int, Arg(help="rows of a mini-batch")] = 512
+    seed: Annotated[int, Arg(help="seed of folds, networks and batches")] = 0
+    resume: Annotated[
+        bool, Arg(help="go on in --out: what is there of the same data and settings is not computed again")
+    ] = False
 
     def main(self) -> None:
-        """Writes the table, and the most suspicious examples as a picture where they are pictures."""
+        """Reads, judges, writes and says what came out."""
         with plain_errors():
-            data, trusted = read_npz(self.data), read_npz(self.trusted)
-            classes = int(trusted.labels.max()) + 1
-            check_labels(self.data, data.labels, classes)
-            check_trusted(self.trusted, trusted, self.data, data, classes)
-            if self.out.suffix == ".png":
-                raise ValueError("out is a table, and a picture of the same name goes beside it: let it end in .csv.")
-            weights = weigh(data, trusted, self.steps, batch=self.batch, seed=self.seed)
-            write_weights(self.out, data, weights)
-            suspicious = np.flatnonzero(weights.weight < 0.5)
-            console.print(f"{len(suspicious)} of {len(data.labels)} labels are suspicious.")
-            show_suspicious(data, weights)
-            written = [self.out]
-            if is_picture(data):
-                written.append(draw_suspicious(data, weights, self.out.with_suffix(".png")))
+            self.check()
+            data = read_labelled(self.data, self.label, self.drop, size=self.size)
+            trusted = None
+            if self.trusted is not None:
+                trusted = read_labelled(self.trusted, self.label, self.drop, data, self.size)
+            found = self.judge(data, trusted)
+            flagged = found.flag(self.precision, self.share)
+            others = _others(found, data.labels)
+            show_table("candidates", ("", "AUC on held-out trusted rows", "flagged", ""), candidate_rows(found, others))
+            for sentence in (*found.notes, advice(found, flagged)):
+                console.print(sentence)
+            written = self.write(data, found, flagged, others)
         for path in written:
             console.print(f"wrote {path}", style="dim", soft_wrap=True)
 
+    def check(self) -> None:
+        """Refuses options that do not go together, and a folder that holds something."""
+        if self.size < 1:
+            raise ValueError(f"--size must be at least 1, got {self.size}.")
+        if (self.embeddings is None) != (self.trusted_embeddings is None) and self.trusted is not None:
+            raise ValueError(
+                "--embeddings and --trusted-embeddings go together: both sets are judged by the same numbers."
+            )
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"{self.out} is a file: --out must be a folder.")
+        if self.out.is_dir() and any(self.out.iterdir()) and not self.resume:
+            raise ValueError(f"{self.out} is not empty: choose another --out, or go on with what is there by --resume.")
 
-def write_weights(path: Path, data: Examples, weights: Weights) -> None:
-    """One line for each example, whole or not at all."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(("index", "label", "weight", "suspicious", "suggested"))
-    for i, (label, weight, suggested) in enumerate(zip(data.labels, *weights, strict=True)):
-        table.writerow((i, label, f"{weight:.6f}", int(weight < 0.5), suggested))
-    write_whole(path, text.getvalue().encode())
+    def judge(self, data: Labelled, trusted: Labelled | None) -> bilax.CleanedLabels:
+        """`bilax.clean_labels` with a progress bar; each stage is kept for --resume."""
+        inputs = data.inputs if self.embeddings is None else read_embeddings(self.embeddings, len(data.labels))
+        known = None
+        if trusted is not None:
+            path = self.trusted_embeddings
+            known = (trusted.inputs if path is None else read_embeddings(path, len(trusted.labels))), trusted.labels
+        with steps(4, "reading") as advance:
+            return bilax.clean_labels(
+                inputs,
+                data.labels,
+                known,
+                model=_own_model(self.model),
+                folds=self.folds,
+                epochs=self.epochs,
+                batch=self.batch,
+                standardize=not self.raw,
+                seed=self.seed,
+                keep=self.out / "stages",
+                progress=advance,
+            )
+
+    def write(
+        self, data: Labelled, found: bilax.CleanedLabels, flagged: np.ndarray, others: dict[str, int]
+    ) -> list[Path]:
+        """All files; returns where they are."""
+        table, model, report = (self.out / name for name in ("labels.csv", "model.npz", "report.html"))
+        write_whole(table, csv_bytes(label_rows(data, found, flagged)))
+        relabel = self.fix == "relabel"
+        labels = np.where(flagged, found.suggested.astype(data.labels.dtype), data.labels) if relabel else data.labels
+        copy = write_cleaned(self.data, self.out, data, np.ones_like(flagged) if relabel else ~flagged, labels)
+        found.save(model)
+        write_whole(report, page(f"Labels of {self.data.name}", data, found, flagged, others).encode(errors="replace"))
+        return [table, copy, model, report]
 
 
-def show_suspicious(data: Examples, weights: Weights, count: int = 10, truth: np.ndarray | None = None) -> None:
-    """Prints the examples of lowest weight."""
-    rows = []
-    for i in np.argsort(weights.weight, kind="stable")[:count]:
-        known = () if truth is None else (int(truth[i]),)
-        rows.append((int(i), int(data.labels[i]), int(weights.suggested[i]), *known, float(weights.weight[i])))
-    known = () if truth is None else ("true label",)
-    show_table("most suspicious", ("example", "its label", "suggested", *known, "weight"), rows)
+def label_rows(data: Labelled, found: bilax.CleanedLabels, flagged: np.ndarray) -> list[tuple[Any, ...]]:
+    """The table of all rows, as `labels.csv` has it."""
+    head = ("row", *(("file",) if data.files else ()), "label", "suggestion", "probability", "flagged")
+    rows: list[tuple[Any, ...]] = [head]
+    for i, (label, suggestion, probability, flag) in enumerate(
+        zip(data.labels, found.suggested, found.probability, flagged, strict=True)
+    ):
+        file = (str(data.files[i]),) if data.files else ()
+        rows.append((i, *file, label, suggestion, f"{probability:.6f}", int(flag)))
+    return rows
 
 
-def is_picture(data: Examples) -> bool:
-    """Whether inputs are (height, width), or have one, three or four channels last."""
-    return len(data.shape) == 2 or (len(data.shape) == 3 and data.shape[2] in (1, 3, 4))
+def _others(found: bilax.CleanedLabels, labels: np.ndarray) -> dict[str, int]:
+    """How many labels cleanlab flags, where it is installed."""
+    if importlib.util.find_spec("cleanlab") is None:
+        return {}
+    places = np.searchsorted(found.classes, labels.astype(found.classes.dtype))
+    return {"cleanlab": int(by_cleanlab(places, found.candidates["confident learning"].probabilities)[1].sum())}
 
 
-def draw_suspicious(data: Examples, weights: Weights, path: Path, truth: np.ndarray | None = None) -> Path:
-    """The pictures of lowest and of highest weight; red where the label is judged (or known to be) wrong."""
-    order = np.argsort(weights.weight, kind="stable")
-
-    def entry(i):
-        right = weights.weight[i] >= 0.5 if truth is None else data.labels[i] == truth[i]
-        caption = str(data.labels[i])
-        if truth is not None and not right:
-            caption += f" (is {truth[i]})"
-        elif not right:
-            caption += f" ({weights.suggested[i]}?)"
-        shape = data.shape[:2] if data.shape[2:] == (1,) else data.shape
-        return _unit(data.inputs[i].reshape(shape)), caption, bool(right)
-
-    groups = [
-        ("lowest weights: labelled, in brackets " + ("what it is" if truth is not None else "suggested"), order[:36]),
-        ("highest weights", order[::-1][:12]),
-    ]
-    return draw_pictures([(title, [entry(i) for i in rows]) for title, rows in groups], path)
+def _own_model(name: str) -> Any:
+    """A model of the package by its name, or a function of the user's own."""
+    if ":" not in name:
+        return name
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")  # a file beside the data is what people have
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--model {name}: {error}.") from None
+    finally:
+        sys.path.remove("")
 
 
 def demo(out: Path) -> list[Path]:
-    """Hyper-cleaning of scikit-learn's digits with half of the labels wrong: finds them and shows them."""
-    parts = cleaning.split(load("digits")[0], (900, 300, 0, 0))
-    data = parts.train._replace(labels=parts.noisy[0])
-    wrong = data.labels != parts.train.labels
-    console.print(f"{len(wrong)} pictures of digits, {wrong.sum()} with a wrong label; 300 more can be trusted.")
+    """Scikit-learn's digits with half of the labels wrong: finds them and shows them."""
+    parts = cleaning.split(load("digits")[0], (900, 100, 0, 0))
+    labels, wrong = parts.noisy[0], parts.noisy[0] != parts.train.labels
+    console.print(f"{len(wrong)} pictures of digits, {wrong.sum()} with a wrong label; 100 more can be trusted.")
     began = time.perf_counter()
-    weights = weigh(data, parts.validation, steps=100, quiet=True)
-    said = weights.weight < 0.5
+    pictures = parts.train.inputs.reshape(-1, *parts.train.shape)
+    trusted = parts.validation.inputs.reshape(-1, *parts.train.shape), parts.validation.labels
+    found = bilax.clean_labels(pictures, labels, trusted)
+    said = found.flag()
     console.print(
-        f"IAPTT-GM calls {said.sum()} labels wrong, {(said & wrong).sum()} of them rightly, and misses "
-        f"{(wrong & ~said).sum()} ({time.perf_counter() - began:.1f} s)."
+        f"{said.sum()} labels are called wrong, {(said & wrong).sum()} of them rightly, and {(wrong & ~said).sum()} "
+        f"are missed ({time.perf_counter() - began:.1f} s)."
     )
-    fixed = (weights.suggested == parts.train.labels).mean()
-    console.print(f"The cleaned network gives {100 * fixed:.1f} % of the pictures their true label.")
-    show_suspicious(data, weights, 5, parts.train.labels)
-    table, picture = out / "digits-weights.csv", out / "digits-wrong-labels.png"
-    write_weights(table, data, weights)
-    return [table, draw_suspicious(data, weights, picture, parts.train.labels)]
-
-
-def _scaled(data: Examples, trusted: Examples) -> tuple[Examples, Examples]:
-    centre = data.inputs.mean(axis=0)
-    length = np.sqrt(np.mean(np.sum((data.inputs - centre) ** 2, axis=1)))
-    scale = np.float32(10 / max(length, 1e-12))
-    first, second = (part._replace(inputs=scale * (part.inputs - centre)) for part in (data, trusted))
-    return first, second
-
-
-def _unit(picture: np.ndarray) -> np.ndarray:
-    low, high = picture.min(), picture.max()
-    return (picture - low) / max(high - low, 1e-12)
+    fixed = np.mean(found.suggested == parts.train.labels)
+    console.print(f"The suggestions are right for {100 * fixed:.1f} % of the pictures.")
+    data = Labelled(pictures, labels, {})
+    table, report = out / "digits-labels.csv", out / "digits-wrong-labels.html"
+    write_whole(table, csv_bytes(label_rows(data, found, said)))
+    write_whole(report, page("Digits with half of the labels wrong", data, found, said, {}).encode())
+    return [table, report]
