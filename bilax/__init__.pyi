@@ -22,6 +22,8 @@ from .gradient.tasks import Tasks
 from .gradient.unrolled import Forward, Reverse
 from .methods.algorithm import Algorithm, Evaluation, evaluate
 from .methods.auto import Auto, auto
+from .methods.double_loop import amigo, bsa, mrbo, stocbio, sustain, ttsa
+from .methods.first_order import bome, f2sa, f3sa, g_pbgd, meha, v_pbgd
 from .methods.recipes import (
     RECIPES,
     bda,
@@ -38,8 +40,9 @@ from .methods.recipes import (
     rhg,
     t_rhg,
 )
-from .methods.single_loop import soba
+from .methods.single_loop import fsla, ma_soba, saba, soba, srba
 from .methods.value_function import ValueFunction, bvfim, penalty
+from .methods.zeroth_order import pzobo
 from .models.from_torch import from_torch, to_torch
 from .problem.minibatches import Draws, Minibatches
 from .problem.polyhedra import Affine, Halfspace, Hyperplane, Polyhedron
@@ -132,37 +135,54 @@ __all__ = [
     "ValueFunction",
     "Verdict",
     "__version__",
+    "amigo",
     "approximate",
     "auto",
     "basin_map",
     "bda",
+    "bome",
+    "bsa",
     "bvfim",
     "certify",
     "check_hypergradient",
     "clean_labels",
     "diagnose",
     "evaluate",
+    "f2sa",
+    "f3sa",
     "fhg",
     "fomaml",
     "from_torch",
+    "fsla",
+    "g_pbgd",
     "ia_gm",
     "ia_gm_a",
     "iaptt_gm",
     "landscape",
     "leader_path",
     "ls",
+    "ma_soba",
     "maml",
+    "meha",
+    "mrbo",
     "multistart",
     "ns",
     "one_step",
     "penalty",
     "pessimistic",
+    "pzobo",
     "reptile",
     "residual",
     "rhg",
+    "saba",
     "soba",
     "solve",
     "solve_global",
+    "srba",
+    "stocbio",
+    "sustain",
     "t_rhg",
     "to_torch",
+    "ttsa",
+    "v_pbgd",
 ]

@@ -33,7 +33,7 @@ def test_every_epoch_has_each_row_once_at_the_most_and_all_rows_have_their_turn(
         epochs = rows.reshape(-1, blocks, rows.shape[-1])
         assert all(len(np.unique(epoch)) == epoch.size for epoch in epochs)
         orders = {tuple(epoch[:, 0]) for epoch in epochs}
-        assert len(orders) > 0.9 * len(epochs)
+        assert len(orders) > 0.7 * len(epochs)
         counts = np.bincount(rows.astype(int).ravel(), minlength=23)
         assert counts.min() > 0.75 * counts.mean()
 

@@ -1,15 +1,19 @@
 """What the stochastic methods share: derivatives of both objectives on a batch, optimisers, and what they refuse."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
+from bilax.methods.algorithm import update
 from bilax.problem.problem import Problem
-from bilax.problem.sets import Reals
+from bilax.problem.sets import Reals, Set
+from bilax.problem.terms import Term, is_term, proximal
 
 Rate = float | Callable[[Any], Any] | optax.GradientTransformation
 """a step length, an optax schedule k -> length (k counts the steps from 0), or any optax transformation"""
@@ -21,10 +25,7 @@ def optimizer_of(name: str, rate: Rate) -> optax.GradientTransformation:
         return rate
     if callable(rate):
         return optax.sgd(rate)
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
-        raise ValueError(
-            f"{name} must be a positive number, an optax schedule or an optax transformation, got {rate!r}."
-        )
+    check_rate(name, rate)
     return optax.sgd(rate)
 
 
@@ -34,12 +35,80 @@ def moved(optimizer: optax.GradientTransformation, slope: PyTree, memory: PyTree
     return optax.apply_updates(point, updates), memory
 
 
-def refuse_sets_of_y(name: str, problem: Problem) -> None:
-    """For methods whose linear system is that of a follower on the whole space."""
+class Mover(eqx.Module):
+    """Steps of a follower that may have a set or a term: a length for each outer step, or an optax transformation."""
+
+    length: Callable[[Any], Any] | None
+    optimizer: optax.GradientTransformation | None = None
+
+    @classmethod
+    def of(cls, name: str, rate: Rate) -> "Mover":
+        """What a rate stands for."""
+        if isinstance(rate, optax.GradientTransformation):
+            return cls(None, rate)
+        return cls(schedule_of(name, rate))
+
+    def init(self, y: PyTree) -> PyTree:
+        """What is remembered before the first step."""
+        return () if self.optimizer is None else self.optimizer.init(y)
+
+    def __call__(
+        self, slope: PyTree, memory: PyTree, y: PyTree, a_set: Any, k: Any, scale: Any = 1.0
+    ) -> tuple[PyTree, PyTree]:
+        """The next point and memory; `scale` is the weight of a term in what is descended."""
+        if self.optimizer is not None:
+            if is_term(a_set):
+                raise ValueError(f"{a_set} needs a step length: give a number or a schedule, not an optimiser.")
+            return update(self.optimizer, slope, memory, y, a_set)
+        assert self.length is not None
+        length = self.length(k)
+        return proximal(a_set, add_scaled(y, -length, slope), length * scale), memory
+
+
+def schedule_of(name: str, value: float | Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A number as the schedule that has it at every step."""
+    if callable(value):
+        return value
+    check_rate(name, value)
+    return optax.constant_schedule(value)
+
+
+def check_rate(name: str, value: Any) -> None:
+    """Refuses what is no positive number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value!r}.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuses what does not count."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+
+
+def refuse_sets_of_y(problem: Problem) -> None:
+    """For methods whose equations are those of a follower on the whole space, ∂_y f = 0."""
     if not isinstance(problem.y_set, Reals):
         raise ValueError(
-            f"{name} solves ∂²_yy f v = −∂_y F, which is the response of a follower without bounds, but y_set is "
-            f"{problem.y_set}. Use bilax.f2sa, bilax.meha, or a recipe such as bilax.iaptt_gm."
+            "this method is for a follower without bounds, whose answer solves ∂_y f = 0, but y_set is "
+            f"{problem.y_set}. Use bilax.f2sa, v_pbgd or meha, or a recipe such as bilax.iaptt_gm."
+        )
+
+
+def refuse_terms(problem: Problem) -> None:
+    """For methods that project onto a fixed set."""
+    if not isinstance(problem.y_set, Set):
+        raise ValueError(
+            f"this method projects y onto a set that stays the same, but y_set is {problem.y_set}. Use bilax.f2sa or "
+            "meha for a term, a recipe such as bilax.iaptt_gm where it depends on x."
+        )
+
+
+def refuse_moving_sets(problem: Problem) -> None:
+    """For methods that take ∂_x f at the solution for the derivative of f*, which a set that depends on x changes."""
+    if not isinstance(problem.y_set, Set | Term):
+        raise ValueError(
+            "this method takes ∂_x f at the follower's solution for the derivative of f*(x), which does not hold where "
+            "y_set depends on x. Use a recipe such as bilax.iaptt_gm."
         )
 
 
@@ -53,6 +122,11 @@ def lower_slopes(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) 
     """f, ∂_x f and ∂_y f on one batch."""
     value, slopes = jax.value_and_grad(lambda x, y: lower(problem, x, y, data), (0, 1))(x, y)
     return value, *slopes
+
+
+def lower_slope(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> PyTree:
+    """∂_y f on one batch; f need not have a derivative in x."""
+    return jax.grad(lambda y: lower(problem, x, y, data))(y)
 
 
 def lower_products(
@@ -82,6 +156,16 @@ def lower(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Arra
 def add(*trees: PyTree) -> PyTree:
     """The sum of trees."""
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *trees)
+
+
+def add_scaled(tree: PyTree, scale: Any, other: PyTree) -> PyTree:
+    """tree + scale · other, in the tree's dtypes."""
+    return jax.tree.map(lambda a, b: (a + scale * b).astype(a.dtype), tree, other)
+
+
+def corrected(here: PyTree, before: PyTree, last: PyTree, share: Any) -> PyTree:
+    """STORM's estimate: here + (1 − share)(last − before), both on the same batch (Cutkosky and Orabona 2019)."""
+    return jax.tree.map(lambda a, b, c: (a + (1 - share) * (c - b)).astype(a.dtype), here, before, last)
 
 
 def zeros(tree: PyTree) -> PyTree:

@@ -1,5 +1,6 @@
 """Mini-batches on the device: each outer step's own, found from its number alone, so that nothing has to be saved."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -12,6 +13,9 @@ from bilax.problem.checks import as_arrays
 
 ROUNDS = 12
 """of the shuffle: each leaves a place as it is with probability ½, and 2⁻¹² is less than one place in most orders"""
+
+
+LEVELS = "upper", "lower"
 
 
 class Minibatches(eqx.Module):
@@ -81,13 +85,6 @@ class Rows(eqx.Module):
             return self.arrays
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, self.size), self.arrays)
 
-    def place(self, number: tuple[Any, Any], seed: UInt32[Array, ""]) -> tuple[Array, Array]:
-        """Which block, and from which row on, is visited at an (epoch, position)."""
-        epoch, position = number
-        seed = _hash(seed, epoch)
-        block = _shuffled(position, self.blocks, seed)
-        return block, (block * self.size + _hash(seed, ROUNDS) % self.count).astype(jnp.int32) % self.count
-
 
 class Draws(eqx.Module):
     """The data of one outer step, as an algorithm with an attribute `draws` gets them.
@@ -106,6 +103,8 @@ class Draws(eqx.Module):
     """which of many starts"""
     axes: Any = eqx.field(static=True, default=None)
     """which leaves of what a function returns have an axis for the starts"""
+    streamed: bool = eqx.field(static=True, default=False)
+    """whether the source is one batch of many that come from outside"""
 
     def upper(self, i: Any = 0) -> tuple[Any, ...]:
         """Data for F: the leader's batch number i, and the follower's first."""
@@ -115,9 +114,42 @@ class Draws(eqx.Module):
         """Data for f: the follower's batch number i, and the leader's first."""
         return self._draw(0, i)
 
+    def whole(self) -> "Draws":
+        """All rows of both levels as one batch."""
+        return self.of(self.start, self._levels()) if isinstance(self.source, Minibatches) else self._steady()
+
+    def blocks(self, level: str) -> int:
+        """How many blocks that stay the same the level's examples make."""
+        return getattr(self.source, level).blocks if isinstance(self.source, Minibatches) else 1
+
+    def next_block(self, level: str) -> Array:
+        """Which of these blocks is to be visited in this step."""
+        if isinstance(self.source, Minibatches):
+            return self._place(LEVELS.index(level), 0)[0].astype(int)
+        return jnp.zeros((), int)
+
+    def block(self, level: str, i: Any) -> tuple[Any, ...]:
+        """The level's block number i, and the other's first; for methods that remember what they found on each."""
+        if not isinstance(self.source, Minibatches):
+            return self._steady().source
+        rows = getattr(self.source, level)
+        batch, other = rows.batch(i * rows.size), self._draw(0, 0)
+        return (batch, other[1]) if level == "upper" else (other[0], batch)
+
+    def _levels(self) -> tuple[Any, Any]:
+        return self.source.upper.all, self.source.lower.all
+
+    def _steady(self) -> "Draws":
+        if callable(self.source) or self.streamed:
+            raise ValueError(
+                "this method comes back to the same examples, so it cannot have data from a function or an iterable: "
+                "give data=bilax.Minibatches(upper, lower, size), or a tuple."
+            )
+        return self
+
     def of(self, start: Any, source: Any) -> "Draws":
         """Those of one start among many."""
-        return Draws(source, self.step, self.key, self.counts, start, self.axes)
+        return Draws(source, self.step, self.key, self.counts, start, self.axes, self.streamed)
 
     def later(self, steps: Any) -> "Draws":
         """The data of a later outer step."""
@@ -135,16 +167,8 @@ class Draws(eqx.Module):
         return of_start(self.source(self.step, key), self.axes, self.start)
 
     def _place(self, level: int, i: Any) -> tuple[Array, Array]:
-        rows = (self.source.upper, self.source.lower)[level]
-        if rows.size == rows.count:
-            return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-        words = jax.random.key_data(self.key)
-        seed = _hash(jnp.uint32(level), self.start)
-        for word in range(words.shape[-1]):
-            seed = _hash(seed, words[word])
-        # (step · count + i) / blocks without overflow
-        epochs, rest = self.step // rows.blocks, self.step % rows.blocks * self.counts[level] + i
-        return rows.place((epochs * self.counts[level] + rest // rows.blocks, rest % rows.blocks), seed)
+        rows, words = getattr(self.source, LEVELS[level]), jax.random.key_data(self.key)
+        return _place(rows.count, rows.size, self.counts[level], words, level, self.start, self.step, i)
 
 
 def of_start(data: PyTree, axes: Any, start: Any) -> PyTree:
@@ -158,6 +182,22 @@ def of_start(data: PyTree, axes: Any, start: Any) -> PyTree:
     return jax.tree.map(take, axes, data, is_leaf=lambda axis: axis is None)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # traced once, however many batches a method draws
+def _place(count: int, size: int, draws: int, words: Any, level: Any, start: Any, step: Any, i: Any) -> Any:
+    """Which block, and from which row on, is draw i of a step that has `draws` of them."""
+    blocks = count // size if count else 1
+    if blocks == 1:
+        return jnp.zeros((), int), jnp.zeros((), int)
+    seed = _hash(level, start)
+    for word in words:
+        seed = _hash(seed, word)
+    # (step · draws + i) / blocks without overflow
+    rest = step % blocks * draws + i
+    seed = _hash(seed, step // blocks * draws + rest // blocks)
+    block = _shuffled(rest % blocks, blocks, seed)
+    return block.astype(int), (block * size + _hash(seed, 0) % count).astype(int) % count
+
+
 def _shuffled(place: Any, count: int, seed: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """Where a random permutation of 0, …, count − 1 takes a place; each is met exactly once.
 
@@ -167,9 +207,9 @@ def _shuffled(place: Any, count: int, seed: UInt32[Array, "..."]) -> UInt32[Arra
     """
     x, count = jnp.asarray(place).astype(jnp.uint32), jnp.uint32(count)
     for round in range(ROUNDS):
-        total = _hash(seed, 2 * round + ROUNDS + 1) % count
+        total = _hash(seed, 2 * round + 1) % count
         partner = jnp.where(total >= x, total - x, total + count - x)
-        coin = _hash(_hash(seed, 2 * round + ROUNDS + 2), jnp.maximum(x, partner))
+        coin = _hash(_hash(seed, 2 * round + 2), jnp.maximum(x, partner))
         x = jnp.where(coin >> 31 == 1, partner, x)
     return x
 

@@ -186,7 +186,9 @@ def _draws_of(loop: Loop, state: State, batch: Any) -> Draws:
 
 def _draws(loop: Loop, step: Array, key: Array, batch: Any) -> Draws:
     counts = getattr(loop.algorithm, "draws", (1, 1))
-    return Draws(loop.data if batch is None else batch, step, key, counts, axes=loop.data_axes)
+    return Draws(
+        loop.data if batch is None else batch, step, key, counts, axes=loop.data_axes, streamed=batch is not None
+    )
 
 
 def _data(loop: Loop, draws: Draws) -> Any:

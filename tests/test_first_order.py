@@ -1,0 +1,155 @@
+"""F²SA and its kin: 50 steps as NumPy takes them, and convergence on a noisy quadratic."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import bilax
+from tests.noisy_quadratic import X0, Y0, check, cross, error, f, f_x, f_y, hess, key_at, upper_x, upper_y
+
+
+def weight(k):
+    return 3 * (k + 1.0) ** (1 / 7)
+
+
+def rate(k):
+    return 0.3 / (k + 1) ** (3 / 7)
+
+
+def fine(k):
+    return rate(k) / weight(k)
+
+
+def slow(k):
+    return 0.1 / (k + 1) ** (4 / 7)
+
+
+def share(k):
+    return 0.9 / (k + 1) ** (4 / 7)
+
+
+METHODS = {
+    "f2sa": bilax.f2sa(2, fine, slow, rate, weight),
+    "f3sa": bilax.f3sa(fine, slow, rate, weight, share),
+    "bome": bilax.bome(10, 0.3, rate, rate),
+    "v_pbgd": bilax.v_pbgd(10, 0.3, 0.01, 0.01, 10.0),
+    "g_pbgd": bilax.g_pbgd(0.01, 0.01, 10.0),
+    "meha": bilax.meha(0.1, 0.1, 0.1, 2.0, weight),
+    "pzobo": bilax.pzobo(10, 0.3, slow, 3, 0.01),
+}
+
+
+def f2sa(batches):
+    x, y, z = X0, Y0, Y0
+    for k, (above, below) in enumerate(batches):
+        for i in range(2):
+            y = y - fine(k) * (weight(k) * f_y(x, y, below[i]) + upper_y(x, y, above[i]))
+            z = z - rate(k) * f_y(x, z, below[2 + i])
+        x = x - slow(k) * (upper_x(x, y, above[2]) + weight(k) * (f_x(x, y, below[4]) - f_x(x, z, below[5])))
+        yield x, y
+
+
+def f3sa(batches):
+    x, y, z = X0, Y0, Y0
+    old = old_x = (x, y, z)
+    d, d_x = None, None
+
+    def storm(here, before, last, k):
+        if last is None:
+            return here
+        return [a + (1 - share(k)) * (c - b) for a, b, c in zip(here, before, last, strict=True)]
+
+    for k, (above, below) in enumerate(batches):
+
+        def of_y(x, y, z, above=above, below=below):
+            return upper_y(x, y, above[0]), f_y(x, y, below[0]), f_y(x, z, below[1])
+
+        def of_x(x, y, z, above=above, below=below):
+            return upper_x(x, y, above[1]), f_x(x, y, below[2]), f_x(x, z, below[3])
+
+        d = storm(of_y(x, y, z), of_y(*old), d, k)
+        old = x, y, z
+        y, z = y - fine(k) * (d[0] + weight(k) * d[1]), z - rate(k) * d[2]
+        d_x = storm(of_x(x, y, z), of_x(*old_x), d_x, k)
+        old_x = x, y, z
+        x = x - slow(k) * (d_x[0] + weight(k) * (d_x[1] - d_x[2]))
+        yield x, y
+
+
+def together(measure, multiplier, rate):
+    def run(batches):
+        x, y = X0, Y0
+        for k, ((above,), (below,)) in enumerate(batches):
+            q, q_x, q_y = measure(x, y, below)
+            u_x, u_y = upper_x(x, y, above), upper_y(x, y, above)
+            factor = multiplier(k, u_x @ q_x + u_y @ q_y, q, q_x @ q_x + q_y @ q_y)
+            x, y = x - rate(k) * (u_x + factor * q_x), y - rate(k) * (u_y + factor * q_y)
+            yield x, y
+
+    return run
+
+
+def value_gap(x, y, below):
+    z = y
+    for _ in range(10):
+        z = z - 0.3 * f_y(x, z, below)
+    return f(x, y, below) - f(x, z, below), f_x(x, y, below) - f_x(x, z, below), f_y(x, y, below)
+
+
+def squared_slope(x, y, below):
+    slope = f_y(x, y, below)
+    return slope @ slope, 2 * cross(slope), 2 * hess(below) @ slope
+
+
+def barrier(k, inner, q, size):
+    return max(0.5 * size - inner, 0) / size
+
+
+def meha(batches):
+    x, y, theta = X0, Y0, Y0
+    for k, ((above,), (below,)) in enumerate(batches):
+        theta = theta - 0.1 * (f_y(x, theta, below) + (theta - y) / 2)
+        x = x - 0.1 * (upper_x(x, y, above) / weight(k) + f_x(x, y, below) - f_x(x, theta, below))
+        y = y - 0.1 * (upper_y(x, y, above) / weight(k) + f_y(x, y, below) - (y - theta) / 2)
+        yield x, y
+
+
+def pzobo(batches):
+    x, y = X0, Y0
+    for k, ((above,), below) in enumerate(batches):
+
+        def answer(x, y=y, below=below):
+            for batch in below[:10]:
+                y = y - 0.3 * f_y(x, y, batch)
+            return y
+
+        there = answer(x)
+        spread = 0.0
+        for key in jax.random.split(key_at(k), 3):
+            u = np.asarray(optax.tree.random_like(key, X0, jax.random.normal))
+            spread = spread + ((answer(x + 0.01 * u) - there) / 0.01) @ upper_y(x, there, above) * u / 3
+        x, y = x - slow(k) * (upper_x(x, there, above) + spread), there
+        yield x, y
+
+
+TRANSCRIBED = {
+    "f2sa": f2sa,
+    "f3sa": f3sa,
+    "bome": together(value_gap, barrier, rate),
+    "v_pbgd": together(value_gap, lambda *_: 10.0, lambda k: 0.01),
+    "g_pbgd": together(squared_slope, lambda *_: 10.0, lambda k: 0.01),
+    "meha": meha,
+    "pzobo": pzobo,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fifty_steps_are_those_of_numpy(name):
+    check(METHODS[name], TRANSCRIBED[name])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_converges_on_a_noisy_quadratic(name):
+    # Those of papers without noise get all data: on batches they are biased.
+    assert error(METHODS[name], 20_000, whole=name in ("bome", "v_pbgd", "g_pbgd", "meha")) < 0.1
