@@ -1,5 +1,7 @@
 """SOBA and its kin: 50 steps as NumPy takes them, and convergence on a noisy quadratic."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,8 @@ def ma_soba(batches):
 
 def srba(batches):
     x, y, v = X0, Y0, np.zeros(2)
-    old, d = None, None
+    old: Any = None
+    d: Any = None
     for k, ((above,), (below,)) in enumerate(batches):
         if k % 7 == 0:
             d = directions(x, y, v, (A, B), (C, D))
