@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from bilax.app.conclusion import conclusion
 from bilax.app.errors import refuse
 from bilax.app.run_folder import RunRecord, read_run
 from bilax.app.show import console, plt
 from bilax.app.text import label
-from bilax.files import write_whole
+from bilax.files import read_whole, write_whole
 
 PANELS = {
     "upper": "leader's objective F(x, y)",
@@ -26,20 +27,29 @@ PANELS = {
 }
 LARGEST = 1e100
 """value that is drawn; matplotlib's axes end before a float does"""
-HIDDEN = ("message", "data_tag", "seconds_per_step")
-"""what result.json holds that is no column"""
+LARGEST_PICTURE = 1 << 24
+"""bytes of a picture that is taken into the page"""
+ACROSS = 4
+"""runs side by side in a table"""
+HIDDEN = ("data_tag", "seconds_per_step")
+"""what result.json holds that is not shown"""
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; }
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { white-space: nowrap; padding: .3rem .7rem; }
-th, td { border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-td.number { text-align: right; } img { max-width: 100%; height: auto; background: white; border-radius: 4px; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; } h3 { font-size: 1rem; margin: 0 0 .3rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .6rem 0; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
+ overflow-wrap: anywhere; }
+th:first-child { min-width: 6rem; } td.number { text-align: right; }
+img { max-width: 100%; height: auto; background: white; border-radius: 4px; }
+.said { background: var(--soft); border-left: 4px solid #0072B2; padding: .7rem 1rem; margin: .8rem 0; }
+.said p { margin: .2rem 0; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: .5rem; }
+figure { margin: 0; } figcaption { font-size: .9rem; }
 details { margin: .5rem 0; } summary { cursor: pointer; } .failed { color: #c0392b; font-weight: 600; }
+@media (max-width: 40rem) { body { font-size: 14px; } th, td { padding: .25rem .4rem; } }
 @media print { body { max-width: none; font-size: 11px; } .panels { grid-template-columns: 1fr 1fr; }
- details > * { display: block; } .scroll { overflow: visible; } }
+ details > * { display: block; } }
 """
 
 
@@ -77,34 +87,91 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def page(records: Sequence[RunRecord]) -> str:
-    """The whole page."""
+    """The whole page: for each group of runs that can be compared what they came to, pictures, curves and settings."""
     title = f"bilax: {records[0].name}" if len(records) == 1 else f"bilax: {len(records)} runs"
+    groups = comparable(records)
     parts = [
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
-        "<h2>How they ended</h2>" if len(records) > 1 else "<h2>How it ended</h2>",
-        _ends(records),
-        "<h2>Curves</h2>",
-        _curves(records),
-        "<h2>Settings</h2>",
-        _settings(records),
-        "</body></html>",
     ]
-    return "\n".join(parts)
+    if len(groups) > 1:
+        parts.append("<p>These runs are not all of one kind: each kind has its own part, for they do not compare.</p>")
+    for name, group in groups.items():
+        parts += [f"<h2>{html.escape(name)}</h2>" if len(groups) > 1 else "", *_part(group)]
+    return "\n".join([*parts, "</body></html>"])
+
+
+def comparable(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The runs by what they solved: an experiment, and the data where there are several."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        config = record.config["config"]
+        words = [str(config[name]) for name in ("experiment", "dataset") if config.get(name)]
+        groups.setdefault(", ".join(words) or "unknown", []).append(record)
+    return groups
+
+
+def _part(records: Sequence[RunRecord]) -> list[str]:
+    heading = "h2" if len(records) == 1 else "h3"
+    said = [_said(record, heading="" if len(records) == 1 else record.name) for record in records]
+    pictures = "".join(_pictures(record, named=len(records) > 1) for record in records)
+    return [
+        *said,
+        pictures and f"<div class=panels>{pictures}</div>",
+        f"<{heading}>Curves</{heading}>",
+        _curves(records),
+        f"<{heading}>Numbers</{heading}>",
+        _ends(records),
+        f"<{heading}>Settings</{heading}>",
+        _settings(records),
+    ]
+
+
+def _said(record: RunRecord, heading: str) -> str:
+    title = f"<h3>{html.escape(heading)}</h3>" if heading else ""
+    return f"<div class=said>{title}{''.join(f'<p>{html.escape(s)}</p>' for s in conclusion(record))}</div>"
+
+
+def _pictures(record: RunRecord, named: bool) -> str:
+    """What the run left in its folder, and what its experiment draws of it."""
+    found = {path.stem: read_whole(path, LARGEST_PICTURE) for path in sorted(record.folder.glob("*.png"))[:4]}
+    found |= _drawn(record)
+    names = {name: f"{record.name}: {name}" if named else name for name in found}
+    return "".join(
+        f"<figure>{_image(content, names[name])}<figcaption>{html.escape(names[name])}</figcaption></figure>"
+        for name, content in found.items()
+    )
+
+
+def _drawn(record: RunRecord) -> dict[str, bytes]:
+    from bilax.app.cli import COMMANDS, load
+
+    known = COMMANDS["run"].get(str(record.config["config"].get("experiment")))
+    if known is None:
+        return {}
+    try:
+        return load(known[0]).pictures(record)
+    except (AttributeError, TypeError, ValueError, KeyError):  # an experiment without pictures, or a damaged run
+        return {}
 
 
 def _ends(records: Sequence[RunRecord]) -> str:
-    rows = []
-    for record in records:
-        result = record.result or _so_far(record)
-        rows.append({"run": record.name, "method": record.config["config"].get("method", ""), **_flat(result)})
-    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(_cell(name, row.get(name, "")) for name in columns) + "</tr>" for row in rows)
-    messages = dict.fromkeys((str(row.get("status")), str(row["message"])) for row in rows if row.get("message"))
-    words = "".join(f"<p>{html.escape(status)}: {html.escape(text)}</p>" for status, text in messages)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{words}"
+    """How each run ended: a column for each, no more side by side than a screen holds."""
+    rows = [{**_flat(record.result or _so_far(record))} for record in records]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
+    tables = []
+    for begin in range(0, len(records), ACROSS):
+        runs, some = records[begin : begin + ACROSS], rows[begin : begin + ACROSS]
+        head = "".join(f"<th>{html.escape(record.name)}</th>" for record in runs) if len(records) > 1 else ""
+        body = "".join(
+            f"<tr><th>{html.escape(name)}</th>{''.join(_cell(name, row.get(name, '')) for row in some)}</tr>"
+            for name in names
+        )
+        tables.append(
+            f"<table>{f'<thead><tr><th></th>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
+        )
+    return "".join(tables)
 
 
 def _so_far(record: RunRecord) -> dict[str, Any]:
@@ -135,23 +202,26 @@ def _short(value: float | int) -> str:
 
 
 def _settings(records: Sequence[RunRecord]) -> str:
-    names = list(dict.fromkeys(name for record in records for name in record.config["config"]))
-    values = {name: [str(record.config["config"].get(name, "")) for record in records] for name in names}
-    differ = [name for name in names if len(set(values[name])) > 1 and name != "out"]
-    same = [name for name in names if name not in differ and name != "out"]
+    every = [{n: v for n, v in record.config["config"].items() if v is not None and n != "out"} for record in records]
+    names = list(dict.fromkeys(name for config in every for name in config))
+    values = {name: [str(config.get(name, "–")) for config in every] for name in names}
+    differ = [name for name in names if len(set(values[name])) > 1]
     parts = []
-    if differ:
-        head = "".join(f"<th>{html.escape(record.name)}</th>" for record in records)
+    for begin in range(0, len(records) if differ else 0, ACROSS):
+        head = "".join(f"<th>{html.escape(record.name)}</th>" for record in records[begin : begin + ACROSS])
         rows = "".join(
-            f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{html.escape(v)}</td>" for v in values[name]) + "</tr>"
+            f"<tr><th>{html.escape(name)}</th>"
+            + "".join(f"<td>{html.escape(v)}</td>" for v in values[name][begin : begin + ACROSS])
+            + "</tr>"
             for name in differ
         )
-        parts.append(f"<p>What differs:</p><div class=scroll><table><tr><th></th>{head}</tr>{rows}</table></div>")
+        parts.append(f"<p>What differs:</p><table><tr><th></th>{head}</tr>{rows}</table>")
     versions = records[0].config.get("versions")
-    shared = {name: values[name][0] for name in same} | (versions if isinstance(versions, dict) else {})
+    shared = {name: values[name][0] for name in names if name not in differ}
+    shared |= versions if isinstance(versions, dict) else {}
     rows = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(str(v))}</td></tr>" for n, v in shared.items())
     title = "The same in all, and versions" if len(records) > 1 else "All settings, and versions"
-    parts.append(f"<details open><summary>{title}</summary><div class=scroll><table>{rows}</table></div></details>")
+    parts.append(f"<details><summary>{title}</summary><table>{rows}</table></details>")
     return "".join(parts)
 
 

@@ -74,7 +74,8 @@ wavy = bilax.Problem(
 starts = jnp.linspace(-5.5, 5.5, 23)
 many = bilax.multistart(wavy, bilax.rhg(10, 0.4), starts, starts, steps=300, optimizer=optax.sgd(0.02))
 ends, counts = np.unique(np.round(many.upper, 3), return_counts=True)
-print({float(end): int(count) for end, count in zip(ends, counts, strict=True)})
+for end, count in zip(ends, counts, strict=True):
+    print(f"F = {end:6.3f} from {count} starts")
 print("best", many.best.x, many.best.upper)
 
 # %%

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -11,6 +12,7 @@ import optax
 
 import bilax
 from bilax.app.data_command import data_arg
+from bilax.app.run_folder import RunRecord
 from bilax.app.show import Arg, to_plain
 from bilax.datasets.registry import entry, load
 from bilax.experiments.cleaning import problem as cleaning
@@ -107,6 +109,18 @@ class Cleaning(Experiment):
             "curves": curves(end.validation),
             "extremes": extremes(np.asarray(end.solution.x[0]), self.parts),
         }
+
+    @classmethod
+    def pictures(cls, record: RunRecord) -> dict[str, bytes]:
+        """The examples with the lowest and the highest weights, for a report."""
+        from bilax.experiments.cleaning.table import draw_extremes
+
+        shown = (record.result or {}).get("extremes")
+        if not shown:
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            picture = draw_extremes(shown, Path(folder) / "weights.png").read_bytes()
+        return {"the lowest weights (labels that seem wrong) and the highest": picture}
 
 
 def curves(measured: bilax.EarlyStopping) -> dict[str, Any]:

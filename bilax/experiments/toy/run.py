@@ -1,13 +1,20 @@
 """`bilax run toy`."""
 
 import dataclasses
+import io
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 
+import bilax
+from bilax.app.run_folder import RunRecord
 from bilax.app.show import Arg
 from bilax.experiments.runner import End, Experiment, Setup
 from bilax.experiments.toy import figures as toy
+
+LONGEST = 10_000_000
+"""follower steps that a report takes anew"""
 
 
 @dataclasses.dataclass
@@ -33,3 +40,20 @@ class Toy(Experiment):
             "y": float(solution.y),
             "|x − x*| / x*": abs(float(solution.x) - toy.X_STAR) / toy.X_STAR,
         }
+
+    @classmethod
+    def pictures(cls, record: RunRecord) -> dict[str, bytes]:
+        """The landscape with the path of the run, for a report."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        config = cls(**{name: value for name, value in record.config["config"].items() if name in known})
+        if config.inner_steps * config.outer_steps > LONGEST:
+            return {}
+        with jax.enable_x64(True):
+            setup, method = config.setup(int(record.config["config"]["seed"])), config.make_method()
+            path = bilax.leader_path(
+                setup.problem, method, setup.x0, setup.y0, steps=config.outer_steps, **config.optimizers()
+            )
+            figure = bilax.landscape(setup.problem, setup.x0, setup.y0, paths={config.method: path})
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", dpi=130)
+        return {"the path over F, and the follower's minima": stream.getvalue()}
