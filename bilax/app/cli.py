@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,8 @@ def _overview() -> str:
         "",
     ]
     for command, summary in SUMMARY.items():
-        lines += [f"  {command:<11} {summary}", f"  {'':<11} {', '.join(COMMANDS[command])}"]
+        names = textwrap.wrap(", ".join(COMMANDS[command]), 84)
+        lines += [f"  {command:<11} {summary}", *(f"  {'':<11} {line}" for line in names)]
     lines += [f"  {command:<11} {text}" for command, (_, text) in VERBS.items()]
     return "\n".join([*lines, "", EXAMPLES])
 
