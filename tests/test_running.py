@@ -157,9 +157,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, data):
 
 def test_a_run_that_goes_on_needs_no_program_of_its_own(tmp_path, caplog):
     saving = bilax.Saving(tmp_path, every_steps=20)
-    run(saving=saving, callbacks=[lambda state, history: state.step > 0])
+    run(steps=40, saving=saving, callbacks=[lambda state, history: state.step > 0])
     with jax.log_compiles():
-        assert run(saving=saving, resume=True).steps == 60
+        assert run(steps=60, saving=saving, resume=True).steps == 60
     assert "Compiling jit(advance)" not in caplog.text
     assert "Compiling jit(finish)" not in caplog.text
 

@@ -26,6 +26,11 @@ def most_within(limit: int, count: int, size: int) -> int:
     return max(d for d in range(1, count + 1) if count % d == 0 and (d == 1 or d * size <= limit))
 
 
+def rounded_up(count: int) -> int:
+    """The next power of two, so that sizes that differ a little share a program."""
+    return 1 << (count - 1).bit_length()
+
+
 def named_leaves(tree: PyTree, prefix: str = "") -> dict[str, Any]:
     """The leaves of a tree by their paths; random keys as their numbers."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)

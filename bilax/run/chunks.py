@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from bilax.problem.compiled import compiled
-from bilax.problem.trees import from_named, named_leaves
+from bilax.problem.trees import from_named, named_leaves, rounded_up
 from bilax.problem.variables import Fixed
 from bilax.run import checkpoint
 from bilax.run.callbacks import Snapshot
@@ -85,9 +85,8 @@ class _Drive:
         self.batches, self.batch = None, None
         if isinstance(self.loop.data, Batches):
             self.batches, self.batch, self.loop = self.loop.data, self.loop.data.first, self.loop._replace(data=())
-        self.capacity = (
-            min(plan.steps // self.loop.every, CAPACITY) if self.batches is None else self.batches.capacity(plan.steps)
-        )
+        entries = rounded_up(plan.steps // self.loop.every)
+        self.capacity = min(entries, CAPACITY) if self.batches is None else self.batches.capacity(entries)
         self.state: State = _begin(self.loop, plan.x0, plan.y0, plan.key, self.batch)
         self.parts: list[History] = []
         self.fresh: list[History] = []
