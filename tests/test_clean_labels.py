@@ -17,6 +17,7 @@ from bilax.cleaning.fitting import fit, make_models, unseen_logits
 from bilax.cleaning.labels import estimate_transition, posterior
 from bilax.cleaning.networks import Linear, convnet
 from bilax.datasets.labelled import Labelled
+from bilax.experiments.cleaning import bench
 from bilax.experiments.cleaning.clean import Clean
 from bilax.experiments.cleaning.page import page
 from bilax.files import read_arrays
@@ -247,3 +248,31 @@ def test_pictures_are_on_the_page(cleaned):
     assert text.count("<img") == 60
     assert "A &lt;page&gt;" in text
     assert "cleanlab" in text
+
+
+def test_the_benchmark_makes_the_noise_that_it_says():
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 4, 8000)
+    made = bench.trial(random.normal(size=(8000, 2)), truth, "by class", 0.3, 0.05, seed=1)
+    found = np.stack([np.bincount(made.labels[made.truth == c], minlength=4) for c in range(4)])
+    expected = bench.transition("by class", 0.3, 4)
+    np.testing.assert_allclose(found / found.sum(1, keepdims=True), expected, atol=0.04)
+    np.testing.assert_allclose(expected.sum(1), 1)
+    np.testing.assert_allclose(1 - np.diag(bench.transition("uniform", 0.3, 4)), 0.3)
+    assert len(made.test[1]) == 1600
+    assert abs(len(made.trusted[1]) - 320) <= 4
+
+
+def test_the_benchmark_says_where_ours_is_behind():
+    def trials(ours, other):
+        return [{"bilax": {"f1": a}, "cleanlab": {"f1": b}} for a, b in zip(ours, other, strict=True)]
+
+    assert bench.behind(trials([0.8, 0.9, 0.7], [0.9, 0.98, 0.81]), "f1") == pytest.approx(0.0967, abs=1e-3)
+    assert bench.behind(trials([0.8, 0.9, 0.7], [0.9, 0.85, 0.7]), "f1") == 0  # within a standard error
+    assert bench.behind(trials([0.9], [0.8]), "f1") == 0
+    named = {
+        f"wine | uniform | 0.3 | 0.05 | {seed}": {"bilax": {"f1": 0.5}, "cleanlab": {"f1": 0.9}} for seed in (0, 1)
+    }
+    claim = bench._claim(bench.gathered(named), "f1", "F1")
+    assert not claim.held
+    assert "0 of 1; furthest behind by 0.400: wine, uniform, 0.3, 0.05" in claim.here
