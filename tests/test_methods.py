@@ -62,7 +62,7 @@ METHODS = {
     "v_pbgd, bome, g_pbgd, meha": bilax.v_pbgd(2, 0.2, 0.1, 0.1, 2.0),
     "pzobo": bilax.pzobo(2, 0.2, 0.1),
 }
-"""where a row has several names, they share their code with the one that is tried"""
+"""where a row has several names, one of the kind is tried"""
 AGAIN = "comes back to the same examples"
 REFUSED = {
     ("one_step", "tasks"): "goes on from the last y_K",

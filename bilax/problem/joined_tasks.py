@@ -9,7 +9,7 @@ import jax
 from jaxtyping import PyTree
 
 from bilax.problem.problem import Problem
-from bilax.problem.sets import Each, Set
+from bilax.problem.sets import Each, Reals, Set
 from bilax.problem.terms import EachTerm, Term
 
 
@@ -46,6 +46,8 @@ class _SetOfTasks(eqx.Module):
 
 
 def _each(one: Any, own: bool = False) -> Any:
+    if isinstance(one, Reals):
+        return one
     return Each(one, own) if isinstance(one, Set) else EachTerm(one, own)
 
 
