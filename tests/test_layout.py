@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "datasets": {"files"},
     "models": {"problem"},
     "cleaning": LIBRARY | {"datasets", "models"},
+    "sklearn": {"bilax", "problem"},
     "app": LIBRARY | {"bilax", "datasets", "models"},
     # The library by its public names alone.
     "experiments": {"bilax", "files", "app", "datasets", "models"},

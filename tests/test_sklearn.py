@@ -1,5 +1,8 @@
 """Estimators for scikit-learn: all of its checks, and the tuned penalties against SciPy and bilax itself."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +16,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import bilax
 from bilax.sklearn import LabelCleaner, TunedLogisticRegression, TunedRidge
 from bilax.sklearn.linear import ridge_error
+
+
+def arrays(load: Any) -> Any:
+    return load(return_X_y=True)
 
 
 @parametrize_with_checks([TunedRidge(), TunedLogisticRegression()])  # pyright: ignore
@@ -30,12 +37,12 @@ def test_the_error_of_a_ridge_regression_and_its_derivative(shape):
     each = np.exp(x / 2)
     fitted = Ridge(alpha=len(y) / 2, tol=1e-12).fit(X / each, y)
     assert value == pytest.approx(np.mean((fitted.predict(held / each) - held_y) ** 2), rel=1e-8)
-    found = scipy.optimize.approx_fprime(x, lambda x: ridge_error(np.exp(x), X, y, held, held_y)[0], 1e-6)
+    found: Any = scipy.optimize.approx_fprime(x, lambda x: ridge_error(np.exp(x), X, y, held, held_y)[0], 1e-6)
     np.testing.assert_allclose(np.exp(x) * slope, found, rtol=1e-4, atol=1e-6)
 
 
-def test_tuned_penalties_are_those_that_bilax_finds_for_the_same_problem():
-    X, y = load_diabetes(return_X_y=True)
+def test_tuned_penalties_are_stationary_for_bilax_too():
+    X, y = arrays(load_diabetes)
     X, y = X[:120, :4], y[:120] / 50
     split = ShuffleSplit(1, test_size=0.3, random_state=1)
     tuned = TunedRidge(spread=None, cv=split).fit(X, y)
@@ -48,15 +55,18 @@ def test_tuned_penalties_are_those_that_bilax_finds_for_the_same_problem():
     def lower(x, w):
         return jnp.mean((X[rows] @ w[:4] + w[4] - y[rows]) ** 2) + 0.5 * jnp.sum(jnp.exp(x) * w[:4] ** 2)
 
-    solution = bilax.solve(
-        bilax.Problem(upper, lower, bilax.Box(-12.0, 6.0)), bilax.auto(), np.full(4, -2.0), np.zeros(5)
-    )
-    assert tuned.cv_error_ == pytest.approx(float(solution.upper), rel=1e-4)
+    method = bilax.Method(50, bilax.Newton(), derivative=bilax.Implicit(), follower_tolerance=1e-9)
+    phi = bilax.approximate(bilax.Problem(upper, lower), method)
+    x = np.log(tuned.penalty_)
+    (value, _), slope = jax.value_and_grad(phi, has_aux=True)(x, np.zeros(5))
+    assert tuned.cv_error_ == pytest.approx(float(value), rel=1e-8)
+    downhill = np.clip(x - slope, -12, 6) - x  # within the bounds
+    np.testing.assert_allclose(downhill, 0, atol=1e-4)
 
 
 @pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
 def test_logistic_regression_ends_at_the_optimum_of_its_own_penalties(load):
-    X, y = load(return_X_y=True)
+    X, y = arrays(load)
     X, y = X[::3, :6], y[::3]
     groups = [0, 0, 1, 1, 2, 2]
     tuned = TunedLogisticRegression(groups=groups).fit(X, y)
@@ -83,7 +93,7 @@ def test_useless_features_get_large_penalties_and_new_examples_are_predicted_bet
 
 
 def test_a_splitter_of_scikit_learn_is_taken():
-    X, y = load_diabetes(return_X_y=True)
+    X, y = arrays(load_diabetes)
     by_number, by_splitter = TunedRidge(cv=4), TunedRidge(cv=KFold(4, shuffle=True, random_state=0))
     assert by_number.fit(X, y).cv_error_ == by_splitter.fit(X, y).cv_error_
 
@@ -94,11 +104,11 @@ def test_a_splitter_of_scikit_learn_is_taken():
 )
 def test_wrong_settings_are_told(settings, said):
     with pytest.raises(ValueError, match=said):
-        TunedRidge(**settings).fit(*load_diabetes(return_X_y=True))
+        TunedRidge(**settings).fit(*arrays(load_diabetes))
 
 
 def test_a_cleaner_finds_wrong_labels_and_predicts_right_ones():
-    X, y = load_wine(return_X_y=True)
+    X, y = arrays(load_wine)
     y = np.array(["a", "b", "c"])[y]
     random = np.random.default_rng(0)
     order = random.permutation(len(y))

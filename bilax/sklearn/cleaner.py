@@ -1,6 +1,6 @@
 """`bilax.clean_labels` as an estimator."""
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,12 +22,12 @@ class LabelCleaner(ClassifierMixin, BaseEstimator):
     `CleanedLabels` with the table of candidates, notes and `flag`, for the rows that are not trusted.
     """
 
-    def __init__(self, *, model: Any = "linear", folds: int = 5, random_state: int = 0):
+    def __init__(self, *, model: Any = "linear", folds: Any = 5, random_state: Any = 0):
         self.model = model
         self.folds = folds
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, trusted: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, trusted: Any = None) -> "LabelCleaner":
         """Finds the wrong ones among the labels y. `trusted` is True for rows whose labels are known to be right."""
         X, y = validate_data(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)

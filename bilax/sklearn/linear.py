@@ -9,17 +9,15 @@ For log-penalties x and folds k = 1, …, K,
 which is a bilevel problem with K followers. A grid over 30 penalties is out of reach; the derivative of F costs about
 as much as F. Features are scaled to variance one inside, which is what the penalties go with.
 
-With few examples for each penalty F itself is over-fitted: without more, thirty free penalties triple the log-loss on
-new examples of scikit-learn's breast-cancer data. So log-penalties are taken to be normal around their own mean with a
-standard deviation `spread`, and what is minimised is n F (for ridge regression n F / 2σ², with σ² the least F of a
-common penalty) and Σ_j (x_j − mean)² / 2 spread². `spread=0.5` was chosen with the data of `bilax bench sklearn` in
-view, which compares with scikit-learn's grids over one penalty: it gains where many features are useless, and little or
-nothing elsewhere.
+With few examples for each penalty F itself is over-fitted, in cross-validation too, though less than on one validation
+set. So log-penalties are taken to be normal around their own mean with a standard deviation `spread`, and what is
+minimised is n F (for ridge regression n F / 2σ², with σ² the least F of a common penalty) and
+Σ_j (x_j − mean)² / 2 spread².
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +52,7 @@ class _Scaled(NamedTuple):
     centre: Float[np.ndarray, " p"]
     scale: Float[np.ndarray, " p"]
 
-    def back(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def back(self, coef: np.ndarray, intercept: Any) -> tuple[np.ndarray, Any]:
         """Coefficients (…, p) and intercepts for the features as they were."""
         coef = coef / self.scale
         return coef, intercept - coef @ self.centre
@@ -73,10 +71,10 @@ class _Tuned(BaseEstimator):
         self,
         *,
         groups: Any = None,
-        spread: float | None = 1.0,
+        spread: Any = 0.5,
         cv: Any = 5,
-        max_iter: int = 200,
-        random_state: int | None = 0,
+        max_iter: Any = 200,
+        random_state: Any = 0,
     ):
         self.groups = groups
         self.spread = spread
@@ -140,7 +138,7 @@ class TunedRidge(RegressorMixin, _Tuned):
     squared error: ½ Σ penalty · w²), `cv_error_`, `n_iter_`.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> "TunedRidge":
         """Tunes the penalties and fits with them on all of the data."""
         X, y = validate_data(self, X, y, y_numeric=True, ensure_min_samples=2, dtype=np.float64)
         given = _scaled(X)
@@ -200,7 +198,7 @@ class TunedLogisticRegression(ClassifierMixin, _Tuned):
     `bilax.Implicit`.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> "TunedLogisticRegression":
         """Tunes the penalties and fits with them on all of the data."""
         X, y = validate_data(self, X, y, ensure_min_samples=2, dtype=np.float64)
         check_classification_targets(y)
