@@ -1,5 +1,6 @@
 import contextlib
 import ctypes
+import gc
 import getpass
 import importlib.metadata
 import os
@@ -14,7 +15,7 @@ from hypothesis import settings
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 CACHE = Path(tempfile.gettempdir()) / f"bilax-tests-{getpass.getuser()}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     # XLA's newer way to emit code takes twice as long to compile; other releases may not know the flag, and end at it.
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
@@ -25,6 +26,12 @@ jax.config.update("jax_enable_x64", True)
 
 settings.register_profile("bilax", deadline=None, max_examples=20, derandomize=True, database=None)
 settings.load_profile("bilax")
+
+
+def pytest_collection_finish():
+    """What is imported stays: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 MAPS = Path("/proc/self/maps")
