@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
+import scipy.special
 from jax.flatten_util import ravel_pytree
-from sklearn.datasets import make_classification, make_regression
-from sklearn.svm import LinearSVC
+from sklearn.datasets import load_digits, make_classification, make_regression
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import MultiTaskLasso
+from sklearn.svm import SVC, LinearSVC
 
 import bilax
 
@@ -271,3 +274,161 @@ def test_projections_as_quadratic_programs():
         lambda t: weights[0] @ np.clip(np.asarray([1.2, 3.0, 0.7]) - t * weights[0], 0, 0.8) - 1, -9, 9, xtol=1e-15
     )
     np.testing.assert_allclose(p, np.clip(np.asarray([1.2, 3.0, 0.7]) - threshold * weights[0], 0, 0.8), atol=1e-12)
+
+
+def test_digits_told_apart_by_softmax_regression():
+    """Three digits on a 3 × 3 grid; the response to the penalty by differences of SciPy's solutions."""
+    digits = load_digits(n_class=3)
+    X = digits.images[:60, 1:7, 1:7].reshape(60, 3, 2, 3, 2).mean((2, 4)).reshape(60, 9) / 16
+    Y = np.eye(3)[digits.target[:60]]
+
+    def lower(x, w):
+        scores = X @ w.reshape(9, 3)
+        fit = jnp.mean(jax.nn.logsumexp(scores, axis=1) - jnp.sum(scores * Y, axis=1))
+        return fit + 0.5 * jnp.exp(x) * jnp.sum(w**2)
+
+    def by_scipy(x):
+        def value_and_slope(w):
+            scores = X @ w.reshape(9, 3)
+            shares = scipy.special.softmax(scores, axis=1)
+            value = np.mean(scipy.special.logsumexp(scores, axis=1) - np.sum(scores * Y, axis=1))
+            slope = (X.T @ (shares - Y) / 60).ravel()
+            return value + 0.5 * np.exp(x) * w @ w, slope + np.exp(x) * w
+
+        options = {"maxiter": 5000, "maxfun": 5000, "ftol": 0, "gtol": 1e-11}
+        return scipy.optimize.minimize(value_and_slope, np.zeros(27), jac=True, method="L-BFGS-B", options=options).x
+
+    w, jacobian = respond(lower, -4.0, np.zeros(27))
+    np.testing.assert_allclose(w, by_scipy(-4.0), atol=1e-7)
+    np.testing.assert_allclose(jacobian, differences(by_scipy, -4.0, 1e-2), atol=1e-6)
+
+
+def test_entropic_transport_answers_to_its_costs():
+    """The plan of Sinkhorn's iteration, as the softmax of the dual's solution, one potential of which is held at 0."""
+    random = np.random.default_rng(0)
+    costs, supply, demand = random.random((3, 4)), np.full(3, 1 / 3), np.asarray([0.1, 0.2, 0.3, 0.4])
+
+    def plan(costs, duals):
+        u, v = duals[:3], jnp.append(duals[3:], 0.0)
+        return jnp.exp((u[:, None] + v - costs) / 0.2)
+
+    def lower(costs, duals):
+        return 0.2 * jnp.sum(plan(costs, duals)) - supply @ duals[:3] - demand[:3] @ duals[3:]
+
+    def sinkhorn(costs):
+        kernel, v = np.exp(-costs / 0.2), np.ones(4)
+        for _ in range(400):
+            u = supply / (kernel @ v)
+            v = demand / (kernel.T @ u)
+        return u[:, None] * kernel * v
+
+    duals, jacobian = respond(lower, costs, np.zeros(6))
+    np.testing.assert_allclose(plan(costs, duals), sinkhorn(costs), atol=1e-10)
+    direct, by_duals = jax.jacobian(plan, (0, 1))(jnp.asarray(costs), duals)
+    response = direct + jnp.einsum("ijk,kab->ijab", by_duals, jacobian)
+    for i, j in ((0, 0), (2, 1)):
+        unit = np.zeros((3, 4))
+        unit[i, j] = 1
+        expected = differences(lambda t, unit=unit: sinkhorn(costs + t * unit), 0.0, 1e-4)
+        np.testing.assert_allclose(response[:, :, i, j], expected, atol=1e-8)
+
+
+def test_isotonic_regression_answers_by_the_means_of_its_blocks():
+    """y = cumulated steps, all but the first not negative; each block's level is the mean of its inputs."""
+    x = np.random.default_rng(1).normal(size=8) + np.linspace(0, 1.5, 8)
+    steps_allowed = bilax.Box(np.r_[-np.inf, np.zeros(7)], np.inf)
+    steps, jacobian = respond(lambda x, s: 0.5 * jnp.sum((jnp.cumsum(s) - x) ** 2), x, np.zeros(8), steps_allowed)
+    fitted = IsotonicRegression().fit_transform(np.arange(8), x)
+    np.testing.assert_allclose(jnp.cumsum(steps), fitted, atol=1e-10)
+    same = np.isclose(fitted[:, None], fitted, atol=1e-10)
+    assert 2 <= len(np.unique(np.round(fitted, 9))) < 8
+    np.testing.assert_allclose(jnp.cumsum(jacobian, axis=0), same / same.sum(axis=1), atol=1e-9)
+
+
+def test_kernel_support_vector_machine_in_its_width_and_its_bound():
+    """The dual with an offset: Σ t_i a_i = 0, 0 ≤ a ≤ C; scikit-learn's solution, and its conditions differentiated."""
+    X, labels = make_classification(10, 3, n_informative=2, n_redundant=0, random_state=3)
+    t = np.where(labels > 0, 1.0, -1.0)
+    distances = np.sum((X[:, None] - X) ** 2, axis=2)
+    leader = jnp.asarray([0.4, 0.8])
+
+    def quadratic(leader):
+        return jnp.outer(t, t) * jnp.exp(-leader[0] * distances)
+
+    def allowed(leader):
+        return bilax.Polyhedron(
+            np.r_[np.eye(10), -np.eye(10)], jnp.append(jnp.full(10, leader[1]), np.zeros(10)), t[None], 0.0
+        )
+
+    a, jacobian = respond(lambda p, a: 0.5 * a @ quadratic(p) @ a - jnp.sum(a), leader, np.full(10, 0.1), allowed)
+    fitted = SVC(C=0.8, gamma=0.4, tol=1e-10).fit(X, labels)
+    dual = np.zeros(10)
+    dual[fitted.support_] = np.abs(fitted.dual_coef_[0])
+    np.testing.assert_allclose(a, dual, atol=1e-6)
+    free, full = np.flatnonzero((dual > 1e-6) & (dual < 0.8 - 1e-6)), dual >= 0.8 - 1e-6
+    assert free.size > 1
+    assert full.any()
+
+    def closed(leader):
+        held = jnp.where(full, leader[1], 0.0)
+        Q, sums = quadratic(leader), t[free][None]
+        system = jnp.block([[Q[jnp.ix_(free, free)], sums.T], [sums, jnp.zeros((1, 1))]])
+        right = jnp.append(1 - (Q @ held)[free], -t @ held)
+        return held.at[free].set(jnp.linalg.solve(system, right)[:-1])
+
+    np.testing.assert_allclose(a, closed(leader), atol=1e-9)
+    np.testing.assert_allclose(jacobian, jax.jacobian(closed)(leader), atol=1e-8)
+
+
+def test_lbfgs_in_a_box_is_scipys():
+    """Rosenbrock's and Beale's functions and a quadratic, with bounds that hold none, some and all coordinates."""
+
+    def lower(kind, y):
+        rosenbrock = 100 * (y[1] - y[0] ** 2) ** 2 + (1 - y[0]) ** 2
+        beale = (1.5 - y[0] + y[0] * y[1]) ** 2 + (2.25 - y[0] + y[0] * y[1] ** 2) ** 2
+        beale += (2.625 - y[0] + y[0] * y[1] ** 3) ** 2
+        return kind @ jnp.asarray([rosenbrock, beale, (y[0] - 3) ** 2 + 2 * (y[1] + y[0]) ** 2])
+
+    @jax.jit
+    def solve(kind, lo, hi):
+        problem = bilax.Problem(lambda x, y: y[0], lower, y_set=lambda x: bilax.Box(lo, hi))
+        method = bilax.Method(200, bilax.LBFGS(), derivative=bilax.Implicit(1e-6), follower_tolerance=1e-10)
+        return bilax.approximate(problem, method)(kind, jnp.clip(jnp.asarray([-1.0, 0.5]), lo, hi))[1].y
+
+    value_and_slope = jax.jit(jax.value_and_grad(lower, 1))
+    for i, lo, hi in (
+        (0, -5.0, 5.0), (0, -5.0, 0.5), (0, [-5.0, 1.5], [0.8, 2.0]), (1, -4.0, 4.0), (1, -2.0, 0.3), (2, 0.5, 2.0),
+        (2, [-1.0, 0.0], [1.0, 1.0]),
+    ):  # fmt: skip
+        kind, lo, hi = jnp.eye(3)[i], np.broadcast_to(lo, 2), np.broadcast_to(hi, 2)
+        start = np.clip([-1.0, 0.5], lo, hi)
+        bounds = scipy.optimize.Bounds(lo, hi)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        expected = scipy.optimize.minimize(
+            lambda y, kind=kind: jax.tree.map(np.asarray, value_and_slope(kind, y)),
+            start, jac=True, bounds=bounds, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-12},
+        )  # fmt: skip
+        np.testing.assert_allclose(solve(kind, lo, hi), expected.x, atol=1e-6)
+
+
+def test_group_lasso_is_scikit_learns_for_several_tasks():
+    """(1/2n)‖Y − XW‖² + λ Σ ‖W_j‖ over rows j, and its response to λ."""
+    X = np.asarray(make_regression(30, 6, random_state=0)[0])
+    truth = np.zeros((6, 2))
+    truth[:3] = [[2.0, -1.0], [0.5, 1.0], [-1.0, 0.3]]
+    Y = X @ truth + 0.3 * np.random.default_rng(0).normal(size=(30, 2))
+
+    def by_scikit(weight):
+        return MultiTaskLasso(weight, fit_intercept=False, tol=1e-15, max_iter=100_000).fit(X, Y).coef_.T
+
+    problem = bilax.Problem(
+        lambda x, W, look: jnp.vdot(look, W),
+        lambda x, W, look: 0.5 * jnp.sum((X @ W - Y) ** 2) / 30,
+        y_set=lambda x: bilax.GroupL1(x),
+    )
+    method = bilax.Method(60, bilax.Newton(), derivative=bilax.Implicit(1e-8), follower_tolerance=1e-12)
+    slopes = jax.jit(jax.vmap(jax.value_and_grad(bilax.approximate(problem, method), has_aux=True), (None, None, 0)))
+    (_, info), jacobian = slopes(0.4, jnp.zeros((6, 2)), jnp.eye(12).reshape(12, 6, 2))
+    expected = by_scikit(0.4)
+    assert 0 < np.sum(np.all(expected == 0, axis=1)) < 6
+    np.testing.assert_allclose(info.y[0], expected, atol=1e-7)
+    np.testing.assert_allclose(jacobian.reshape(6, 2), differences(by_scikit, 0.4, 1e-3), atol=1e-5)

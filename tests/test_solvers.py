@@ -172,6 +172,19 @@ def test_when_it_stops_does_not_depend_on_scales(solver):
         np.testing.assert_allclose(other, y, atol=1e-4)
 
 
+def test_below_the_rounding_of_f_the_slope_tells_where_to_stop():
+    """A follower on a pedestal of 100 in single precision, whose last digits are all that f has left to tell."""
+    curvature, pull = jnp.linspace(1, 30, 12, dtype=np.float32), jnp.sin(jnp.arange(12, dtype=np.float32))
+
+    def lower(x, y):
+        return 100 + jnp.sum(jnp.cosh(y) - 1) + 0.5 * jnp.sum(curvature * y**2) - pull @ y
+
+    method = bilax.Method(200, bilax.LBFGS(), derivative=bilax.Implicit(), follower_tolerance=1e-5)
+    _, info = bilax.approximate(bilax.Problem(lambda x, y: jnp.sum(y), lower), method)((), jnp.zeros_like(pull))
+    assert np.abs(jnp.sinh(info.y) + curvature * info.y - pull).max() < 1e-4
+    assert int(info.steps) < 30
+
+
 def test_a_tiny_step_never_counts_as_solved():
     case = FOLLOWERS["logistic"]
     info = run(case, bilax.GradientDescent(1e-12), 1e-3, 50)
@@ -231,3 +244,6 @@ def test_what_a_solver_cannot_do_is_said():
         bilax.LBFGS(0)
     with pytest.raises(ValueError, match=r"needs a step length"):
         run(FOLLOWERS["lasso"], SOLVERS["optax"])
+    problem = bilax.Problem(lambda x, y: y**2, lambda x, y: (y - x) ** 2)
+    with pytest.raises(ValueError, match=r"LBFGS\(\) search along a line.*derivative=bilax.Implicit\(\)"):
+        jax.grad(lambda x: bilax.approximate(problem, bilax.Method(2, bilax.LBFGS()))(x, x)[0])(1.0)

@@ -41,7 +41,7 @@ console = _PlainConsole(width=None if sys.stdout.isatty() else 120)
 
 Arg = tyro.conf.arg
 
-PLACES = ("folder", "out", "runs")
+PLACES = ("cache", "folder", "out", "runs")
 """settings that say where files lie, not what is computed"""
 
 

@@ -13,7 +13,6 @@ from bilax.follower.line_search import Trial, wolfe_search
 from bilax.problem.problem import Follower
 from bilax.problem.sets import Reals
 from bilax.problem.terms import tangent, term_value
-from bilax.problem.trees import choose
 
 
 class Pairs(NamedTuple):
@@ -116,8 +115,10 @@ class LBFGS(eqx.Module):
         # What the step to the face gained counts as well: the face that was left may have had nothing more to give.
         gain = -promise / 2 + jnp.maximum(value + term(y) - here, 0)
         gained = state.gained + jnp.maximum(value + term(y) - best.value, 0)
-        small = (gain <= rounding / 4) | (length == 0) & (gain <= 1e4 * rounding)
-        unsolved = jnp.where(small, 0.0, jnp.sqrt(gain / (gain + gained)))
+        left = jnp.where(gain > 0, jnp.sqrt(gain / jnp.where(gain > 0, gain + gained, 1)), 0.0)
+        # Below f's rounding the slope still tells how far it is, as long as it falls.
+        done = (gain <= rounding / 4) & (left >= state.unsolved) | (length == 0) & (gain <= 1e4 * rounding)
+        unsolved = jnp.where(done, 0.0, left)
         pairs = remember(pairs, gone, change, length > 0)
         # A search that found nothing begins anew with a shorter proximal step.
         alpha = jnp.where(length == 0, base.alpha / 16, jnp.minimum(spectral(gone, change, base.alpha), 2 * base.alpha))
@@ -230,23 +231,27 @@ def _scale(pairs: Pairs, alpha: Array) -> Array:
 def remember(pairs: Pairs, step: Array, change: Array, keep: Any = True) -> Pairs:
     """With one pair more, if it has curvature, and the oldest dropped; with none at all if not `keep`."""
     product, count = step @ change, pairs.inverse.shape[0]
-    # Li and Fukushima's caution: pairs without curvature would make the model indefinite.
+    # Li and Fukushima's caution: pairs without curvature would make the model indefinite. Such a pair becomes zero.
     good = keep & (product > 1e-10 * jnp.sqrt((step @ step) * (change @ change)))
-    root = jnp.sqrt(jnp.where(good, product, 1))
-    row = jnp.where(good, (pairs.newest + 1) % count, pairs.newest)
-    steps = pairs.steps.at[row].set(jnp.where(good, step / root, pairs.steps[row]))
-    changes = pairs.changes.at[row].set(jnp.where(good, change / root, pairs.changes[row]))
+    root, row = jnp.sqrt(jnp.where(good, product, 1)), (pairs.newest + 1) % count
+    step, change = jnp.where(good, step / root, 0), jnp.where(good, change / root, 0)
+    # Nothing reads the old rows, so that they can be written in place.
+    steps, changes = pairs.steps.at[row].set(step), pairs.changes.at[row].set(change)
     here = jnp.arange(count) == row
-    known = pairs.known | here
-    new = jnp.stack([steps[row], changes[row]], axis=1)
-    columns = jnp.concatenate([steps @ new, changes @ new]) * jnp.tile(known, 2)[:, None]
-    products = pairs.products.at[:, row].set(columns[:, 0]).at[:, count + row].set(columns[:, 1])
-    products = products.at[row].set(columns[:, 0]).at[count + row].set(columns[:, 1])
+    known, nowhere = jnp.tile(pairs.known | here, 2), jnp.zeros_like(here)
+    # One product with a matrix for each: with both vectors at once XLA's CPU code is four times slower.
+    with_step, with_change = (jnp.where(known, jnp.concatenate([steps @ v, changes @ v]), 0) for v in (step, change))
+    products = _with_line(pairs.products, jnp.concatenate([here, nowhere]), with_step)
+    products = _with_line(products, jnp.concatenate([nowhere, here]), with_change)
     inverse = jnp.where(here[:, None] | here, 0, pairs.inverse)
-    inverse = inverse.at[:, row].set(jnp.where(here, 1, -inverse @ columns[:count, 1]))
-    small = choose(good, (products, inverse), (pairs.products, pairs.inverse))
-    products, inverse = jax.tree.map(lambda one: jnp.where(keep, one, 0), small)
-    return Pairs(steps, changes, products, inverse, row)
+    inverse = jnp.where(here, jnp.where(here, good, -inverse @ with_change[:count])[:, None], inverse)
+    products, inverse = (jnp.where(keep, small, 0) for small in (products, inverse))
+    return Pairs(steps, changes, products, inverse, jnp.where(good, row, pairs.newest))
+
+
+def _with_line(matrix: Array, here: Array, line: Array) -> Array:
+    """With the row and the column that are `here` replaced."""
+    return jnp.where(here, line[:, None], jnp.where(here[:, None], line, matrix))
 
 
 def forget(pairs: Pairs) -> Pairs:

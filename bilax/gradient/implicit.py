@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DENSE = 400
 """up to so many follower variables the Hessian is formed and factorised"""
-_POWERS = 8
+_POWERS = 4
 """products with the Hessian that tell its norm, where a step length is needed to see which constraints are active"""
 
 

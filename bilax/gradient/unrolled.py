@@ -49,7 +49,15 @@ class Reverse(eqx.Module):
         (state_bar,) = jax.vjp(lambda s: dynamics.point(eqx.combine(s, rest)), moving)[1](v)
         cut = self.window is not None and self.window < run.method.inner_steps
         stop = jnp.maximum(trajectory.k_bar - self.window, 0) if cut else 0
-        params_bar, state_bar = sweep(run.unrolling, run.params, trajectory, state_bar, stop)
+        try:
+            params_bar, state_bar = sweep(run.unrolling, run.params, trajectory, state_bar, stop)
+        except ValueError as error:
+            if "Reverse-mode differentiation does not work" not in str(error):
+                raise
+            raise ValueError(
+                f"the steps of {dynamics} search along a line or loop until something holds, so that no derivative can "
+                "be carried back over them. Use derivative=bilax.Implicit() with a follower_tolerance, or bilax.Forward()."
+            ) from error
         (z_bar,) = jax.vjp(lambda z: eqx.filter(dynamics.init(z), eqx.is_inexact_array), run.z)[1](state_bar)
         if cut:
             z_bar = jax.tree.map(lambda leaf: jnp.where(stop == 0, leaf, jnp.zeros_like(leaf)), z_bar)

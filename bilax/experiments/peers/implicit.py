@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from bilax.app.show import Arg, Claim, Target, console, save_json, show_table, steps
+from bilax.app.show import Arg, Claim, Target, console, save_json, show_table, steps, stored_results
 from bilax.experiments.peers import work
 
 PEER = ("jaxopt==0.8.5", "jax[cpu]==0.10.2", "numpy==2.4.6")
@@ -85,6 +85,7 @@ class Implicit(Target):
 
     name: ClassVar[str] = "benchmarks/implicit"
     claimant: ClassVar[str] = "what is to hold"
+    in_cells: ClassVar[bool] = True
 
     def compute(self) -> dict[str, Any]:
         commands = {
@@ -93,7 +94,7 @@ class Implicit(Target):
         }
         cases = QUICK if self.quick else dict.fromkeys(work.WORKS, SIZES)
         lines = [(n, s) for n, some in cases.items() for s in some if self.only in (None, n) and self.size in (None, s)]
-        results: dict[str, Any] = {"versions": list(PEER), "lines": []}
+        results = stored_results(self.path, self, ("only", "size", "repeats")) or {"versions": list(PEER), "lines": []}
         with tempfile.TemporaryDirectory() as folder, steps(2 * len(lines), "implicit") as advance:
             for name, size in lines:
                 given = work.make(name, size, self.seed)
@@ -102,8 +103,8 @@ class Implicit(Target):
                     advance(f"{name}, {size}, {kind}")
                     work.store(given, Path(folder), kind)
                     line = self._line(commands, name, size, kind, exact["slope"], folder)
-                    results["lines"].append(line | {"reference": exact, "auto": auto})
-                    save_json(self.path, self, results)
+                    results["lines"] = with_line(results["lines"], line | {"reference": exact, "auto": auto})
+                    save_json(self.path, dataclasses.replace(self, only=None, size=None), results)
         return results
 
     @staticmethod
@@ -119,6 +120,7 @@ class Implicit(Target):
         level = LEVELS[kind]
         order = {"work": name, "folder": folder, "level": level, "most": 2000 if size <= 1000 else 500}
         ours = ("LBFGS + cg",) + (("Newton + dense", "LBFGS + dense") if size <= 100 else ())
+        ours += () if work.WORKS[name].shape == "plain" else ("FISTA + cg",)
         with sides(commands, kind) as running:
             best = {
                 "bilax": cheapest(running["bilax"], order, ours, exact, 1e-9),
@@ -166,6 +168,15 @@ class Implicit(Target):
             here = f"{len(lines) - len(behind)} of {len(lines)}" + (f"; not {names}" if names else "")
             claims.append(Claim(text, here, not behind))
         return claims
+
+
+def with_line(lines: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines with one more, or with one made anew, in the order of the works."""
+
+    def place(line):
+        return list(work.WORKS).index(line["work"]), line["size"], line["kind"]
+
+    return sorted([line for line in lines if place(line) != place(new)] + [new], key=place)
 
 
 def environment(cache: Path, packages: tuple[str, ...]) -> Path:
