@@ -55,8 +55,8 @@ class Reverse(eqx.Module):
             if "Reverse-mode differentiation does not work" not in str(error):
                 raise
             raise ValueError(
-                f"the steps of {dynamics} search along a line or loop until something holds, so that no derivative can "
-                "be carried back over them. Use derivative=bilax.Implicit() with a follower_tolerance, or bilax.Forward()."
+                f"the steps of {dynamics} search along a line or loop until something holds, so that no derivative "
+                "can go back over them. Use derivative=bilax.Implicit() with a follower_tolerance, or bilax.Forward()."
             ) from error
         (z_bar,) = jax.vjp(lambda z: eqx.filter(dynamics.init(z), eqx.is_inexact_array), run.z)[1](state_bar)
         if cut:
