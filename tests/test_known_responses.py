@@ -278,9 +278,9 @@ def test_projections_as_quadratic_programs():
 
 def test_digits_told_apart_by_softmax_regression():
     """Three digits on a 3 × 3 grid; the response to the penalty by differences of SciPy's solutions."""
-    digits = load_digits(n_class=3)
-    X = digits.images[:60, 1:7, 1:7].reshape(60, 3, 2, 3, 2).mean((2, 4)).reshape(60, 9) / 16
-    Y = np.eye(3)[digits.target[:60]]
+    pixels, labels = (np.asarray(part)[:60] for part in load_digits(n_class=3, return_X_y=True))
+    X = pixels.reshape(60, 8, 8)[:, 1:7, 1:7].reshape(60, 3, 2, 3, 2).mean((2, 4)).reshape(60, 9) / 16
+    Y = np.eye(3)[labels]
 
     def lower(x, w):
         scores = X @ w.reshape(9, 3)
@@ -318,9 +318,8 @@ def test_entropic_transport_answers_to_its_costs():
     def sinkhorn(costs):
         kernel, v = np.exp(-costs / 0.2), np.ones(4)
         for _ in range(400):
-            u = supply / (kernel @ v)
-            v = demand / (kernel.T @ u)
-        return u[:, None] * kernel * v
+            v = demand / (kernel.T @ (supply / (kernel @ v)))
+        return (supply / (kernel @ v))[:, None] * kernel * v
 
     duals, jacobian = respond(lower, costs, np.zeros(6))
     np.testing.assert_allclose(plan(costs, duals), sinkhorn(costs), atol=1e-10)
@@ -347,13 +346,13 @@ def test_isotonic_regression_answers_by_the_means_of_its_blocks():
 
 def test_kernel_support_vector_machine_in_its_width_and_its_bound():
     """The dual with an offset: Σ t_i a_i = 0, 0 ≤ a ≤ C; scikit-learn's solution, and its conditions differentiated."""
-    X, labels = make_classification(10, 3, n_informative=2, n_redundant=0, random_state=3)
+    X, labels = map(np.asarray, make_classification(10, 3, n_informative=2, n_redundant=0, random_state=3))
     t = np.where(labels > 0, 1.0, -1.0)
     distances = np.sum((X[:, None] - X) ** 2, axis=2)
     leader = jnp.asarray([0.4, 0.8])
 
     def quadratic(leader):
-        return jnp.outer(t, t) * jnp.exp(-leader[0] * distances)
+        return np.outer(t, t) * jnp.exp(-leader[0] * distances)
 
     def allowed(leader):
         return bilax.Polyhedron(
@@ -361,7 +360,7 @@ def test_kernel_support_vector_machine_in_its_width_and_its_bound():
         )
 
     a, jacobian = respond(lambda p, a: 0.5 * a @ quadratic(p) @ a - jnp.sum(a), leader, np.full(10, 0.1), allowed)
-    fitted = SVC(C=0.8, gamma=0.4, tol=1e-10).fit(X, labels)
+    fitted = SVC(C=0.8, kernel="precomputed", tol=1e-10).fit(np.exp(-0.4 * distances), labels)
     dual = np.zeros(10)
     dual[fitted.support_] = np.abs(fitted.dual_coef_[0])
     np.testing.assert_allclose(a, dual, atol=1e-6)

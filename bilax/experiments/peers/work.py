@@ -187,14 +187,18 @@ def serve(hypergradient: Callable[..., Callable[..., Any]], **answers: Callable[
             answer = {"seconds": time.perf_counter() - began}
         elif order["do"] == "run":
             tolerances = tuple(jnp.asarray(order[name], arguments[0].dtype) for name in ("tolerance", "linear"))
-            began, runs = time.perf_counter(), 0
-            # Short runs again and again, as a leader's descent asks for them: one alone is mostly the processor waking.
-            while not runs or time.perf_counter() - began < 0.02:
-                slope, steps = jax.block_until_ready(compiled(tolerances, *arguments))
-                runs += 1
-            answer = {"seconds": (time.perf_counter() - began) / runs, "slope": float(slope), "steps": int(steps)}
+            answer = timed(compiled, tolerances, *arguments)
         elif order["do"] == "peak":
             answer = {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
         else:
             answer = answers[order["do"]](order)
         print(json.dumps(answer), flush=True)
+
+
+def timed(run: Callable[..., tuple[Any, Any]], *arguments: Any) -> dict[str, Any]:
+    """What it answers, and its time: the mean of as many runs as 20 ms hold, for one alone is mostly waking up."""
+    began, answers = time.perf_counter(), []
+    while not answers or time.perf_counter() - began < 0.02:
+        answers.append(jax.block_until_ready(run(*arguments)))
+    slope, steps = answers[-1]
+    return {"seconds": (time.perf_counter() - began) / len(answers), "slope": float(slope), "steps": int(steps)}
