@@ -90,5 +90,5 @@ def test_no_link_of_the_repository_is_broken():
 
 
 def test_every_page_is_in_the_navigation():
-    listed = set(re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    listed = set(re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert listed == set(PAGES) | MADE
