@@ -9,6 +9,7 @@ import jax
 import pytest
 
 import bilax
+import bilax.sklearn
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -54,6 +55,7 @@ def test_every_public_name_has_an_example():
     reference = "\n".join(text for name, text in PAGES.items() if name.startswith("reference/"))
     examples = dict(re.findall(r"^::: bilax\.(\S+)\n\n```python\n(.*?)^```", reference, re.S | re.M))
     named = {name for name in bilax.__all__ if name not in ("RECIPES", "__version__")}
+    named |= {f"sklearn.{name}" for name in bilax.sklearn.__all__}
     assert named - set(examples) == set(), "these lack an example in docs/reference"
     assert set(examples) - named == set(), "these are not public any more"
 
