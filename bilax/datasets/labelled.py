@@ -59,7 +59,8 @@ def read_labelled(
             raise DataError(f"{path}: has no column {name!r} to leave out; there are {', '.join(list(columns)[:12])}.")
     columns = {name: column for name, column in columns.items() if name not in drop}
     encode = encoder(path, columns) if like is None or like.encoder is None else like.encoder
-    return Labelled(encode(path, columns), labels.values, columns, encode, label=found)
+    inputs = encode(path, columns)
+    return Labelled(inputs, labels.values, encode.viewed(columns, inputs), encode, label=found)
 
 
 def _read_arrays(path: Path) -> Labelled:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,8 +48,24 @@ class Encoder(NamedTuple):
         missing, more = (sorted(a - b) for a, b in self._both(columns))
         if missing or more:
             raise DataError(f"{where}: lacks the columns {missing} and has {more} besides; they must be the same.")
-        parts = [_encoded(where, name, columns[name], texts) for name, texts in self.categories.items()]
-        return np.concatenate(parts, axis=1)
+        first = next(iter(columns.values()))
+        rows = len(first.codes if isinstance(first, Texts) else first)
+        found = np.empty((rows, self.slices()[-1].stop), np.float32)
+        for name, place in zip(self.categories, self.slices(), strict=True):
+            found[:, place] = _encoded(where, name, columns[name], self.categories[name])
+        return found
+
+    def slices(self) -> list[slice]:
+        """Where each column's numbers are."""
+        ends = np.cumsum([1 if texts is None else len(texts) for texts in self.categories.values()]).tolist()
+        return [slice(*pair) for pair in itertools.pairwise([0, *ends])]
+
+    def viewed(self, columns: Columns, encoded: Float[np.ndarray, "n d"]) -> Columns:
+        """The columns, those of numbers as views of what they were encoded to, so that they are in memory once."""
+        return {
+            name: encoded[:, place.start] if texts is None else columns[name]
+            for (name, texts), place in zip(self.categories.items(), self.slices(), strict=True)
+        }
 
     def _both(self, columns: Columns) -> tuple[tuple[set[str], set[str]], tuple[set[str], set[str]]]:
         mine, other = set(self.categories), set(columns)
