@@ -156,7 +156,7 @@ def test_ctrl_c_outside_a_run_ends_without_a_traceback(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("words", "count", "expected"),
-    [("bilax run toy --inn", 3, "--inner-steps"), ("bilax clean --tru", 2, "--trusted"), ("bilax eva", 1, "evaluate")],
+    [("bilax run toy --inn", 3, "--inner-steps"), ("bilax clean --lab", 2, "--label"), ("bilax eva", 1, "evaluate")],
 )
 def test_completion_is_valid_bash(words, count, expected, capsys):
     cli.main(["completion", "bash"])

@@ -312,7 +312,9 @@ class _Stages(NamedTuple):
         few = rows if rows.labels.size <= TUNED + self.folds else self.dealt(TUNED)[0]
         see = {"trusted alone": _only_trusted, "confident learning": _only_noisy, "bilevel": lambda rows: rows}[name]
         guess = self.first_transition(before)
-        x, models = tune(first_guess(guess), self.start(linear), see(few))
+        # Where T plays no part it begins where its prior is flat, so that the leader looks at the penalty alone.
+        at = guess if name == "bilevel" else np.full_like(guess, 1 / len(guess))
+        x, models = tune(first_guess(at), self.start(linear), see(few))
         if self.make is not linear:
             models = self.start(self.make)
         if self.make is not linear or few is not rows:
