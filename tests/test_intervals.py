@@ -63,6 +63,9 @@ FUNCTIONS = {
     "atanh": (iv.atanh, mpmath.atanh, between(-1 + 1e-16, 1 - 1e-16, 1.0, -1.0)),
     "erf": (iv.erf, mpmath.erf, near(1e-9, 2.0)),
     "erfc": (iv.erfc, mpmath.erfc, between(-10, 26, 1.0, 5.0)),
+    "lgamma": (iv.lgamma, mpmath.loggamma, between(1e-3, 1e4, 1.0, 2.0, 1.4616321449683623)),
+    "lgamma_slope": (iv.lgamma_slope, mpmath.digamma, between(1e-3, 1e4, 1.4616321449683623)),
+    "lgamma_bend": (iv.lgamma_bend, lambda v: mpmath.zeta(2, v), between(1e-3, 30, 1.0)),
     "logistic": (iv.logistic, lambda v: 1 / (1 + mpmath.exp(-v)), between(-700, 700, 0.0)),
     "softplus": (iv.softplus, lambda v: mpmath.log1p(mpmath.exp(v)), between(-700, 700, 0.0)),
     "logistic_slope": (
@@ -167,6 +170,10 @@ SMOOTH = {
     "angles": lambda y: jnp.tan(y / 3).sum() + jnp.cosh(y[0]) * jnp.sinh(y[1]) + jnp.arctan2(y[2], 3.0),
     "inverses": lambda y: jnp.arcsin(y / 4).sum() * jnp.arccosh(y[0] + 4) - jnp.arctanh(y[1] / 4) + jnp.arcsinh(y[2]),
     "entropy": lambda y: jax.scipy.special.xlogy(y + 2, y + 2).sum() + ((y + 2) * jnp.log(y + 2)).sum(),
+    "order": lambda y: jnp.sort(y * y[::-1]) @ jnp.array([1.0, -2, 0.5]) + jax.lax.cummax(y)[2] - jax.lax.cummin(y)[1],
+    "remainder": lambda y: jnp.fmod(y, 0.7).sum() + jnp.mod(y[0] * y[1], 0.9),
+    "lgamma": lambda y: jax.scipy.special.gammaln(y + 2).sum() * y[0],
+    "add at": lambda y: (jnp.ones(2).at[jnp.array([0, 1, 1])].add(y) ** 2).sum(),
     "kinks": lambda y: jnp.abs(y).sum() + jax.nn.relu(y).sum() + jnp.clip(y, -0.5, 0.5).sum() + jnp.max(y) - jnp.min(y),
 }  # fmt: skip
 
@@ -218,7 +225,8 @@ def test_derivatives_are_those_of_the_values(f, slope):
 @pytest.mark.parametrize(
     ("f", "word"),
     [
-        (lambda y: jnp.sort(y)[0], "sort"),
+        (lambda y: jnp.convolve(y, y)[0], "conv"),
+        (lambda y: 1.0 * jnp.argmax(y), "argmax"),
         (lambda y: y[0].astype(jnp.float32).astype(float), "float32"),
         (lambda y: jnp.take(jnp.arange(4.0), y[0].astype(int), mode="clip"), "place that depends"),
         (lambda y: jax.lax.while_loop(lambda v: v < 9, lambda v: 2 * v, y[0] + 1), "while_loop"),

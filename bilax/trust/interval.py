@@ -24,6 +24,8 @@ _LIBRARY = 8
 """units in the last place allowed to exp, log, sin and their kin; NumPy's own limit is four"""
 _SPECIAL = 64
 """the same for SciPy's erf and erfc"""
+_SPECK_OF_GAMMA = 4e-16
+"""an absolute allowance: near their zeros log Γ and its slope may have few digits that are right"""
 _FARTHEST_ANGLE = 1e8
 """beyond it a sine is anything from −1 to 1: where it turns cannot be told well enough"""
 
@@ -319,6 +321,27 @@ asin = _through_zero(lambda v: np.arcsin(np.clip(v, -1, 1)), _LIBRARY)
 acosh = _rising(lambda v: np.arccosh(np.maximum(v, 1)), _LIBRARY, 0.0)
 atanh = _through_zero(lambda v: np.arctanh(np.clip(v, -1, 1)), _LIBRARY)
 erf = _through_zero(scipy.special.erf, _SPECIAL, 1.0)
+
+
+def lgamma(a: Interval) -> Interval:
+    """log Γ(a), which is convex where a > 0; everything where a may be less."""
+    ends = [scipy.special.gammaln(end) for end in a]
+    out = widened(np.minimum(*ends) - _SPECK_OF_GAMMA, np.maximum(*ends) + _SPECK_OF_GAMMA, _SPECIAL)
+    turns = (a.lo < 1.461632144968363) & (a.hi > 1.461632144968362)
+    out = Interval(np.where(turns, -0.1214862905358497, out.lo), out.hi)
+    return where(a.lo > 0, out, whole(np.shape(a.lo)))
+
+
+def lgamma_slope(a: Interval) -> Interval:
+    """The digamma function, which rises where a > 0."""
+    ends = scipy.special.psi(a.lo) - _SPECK_OF_GAMMA, scipy.special.psi(a.hi) + _SPECK_OF_GAMMA
+    return where(a.lo > 0, widened(*ends, _SPECIAL), whole(np.shape(a.lo)))
+
+
+def lgamma_bend(a: Interval) -> Interval:
+    """The trigamma function, which falls where a > 0."""
+    out = widened(scipy.special.zeta(2.0, a.hi), scipy.special.zeta(2.0, a.lo), _SPECIAL)
+    return where(a.lo > 0, out, whole(np.shape(a.lo)))
 
 
 def acos(a: Interval) -> Interval:

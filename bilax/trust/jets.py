@@ -218,7 +218,7 @@ class Interpreter:
             return [self.unary(_UNARY[name], args[0])]
         if name in MOVES:
             return self.move(MOVES[name], params, args)
-        rule = getattr(self, f"on_{name}", None)
+        rule = getattr(self, f"on_{name.replace('-', '_')}", None)
         if rule is None:
             raise NotSupportedError(name)
         out = rule(eqn, *args)
@@ -380,6 +380,18 @@ class Interpreter:
             undefined=_either(out.undefined, np.broadcast_to(pole, np.shape(out.value.lo)).astype(float))
         )
 
+    def on_rem(self, eqn, a, b):
+        a, b = _as_jet(a), _as_jet(b)
+        if np.dtype(eqn.outvars[0].aval.dtype).kind in "iu" or b.slope is not None:
+            raise NotSupportedError("a remainder of whole numbers, or by what depends on y")
+        quotient = self.on_div(eqn, a, b)
+        out = self.add(a, self.unary(_NEG, self.mul(b, self.steps(np.trunc, quotient))))
+        # It is smaller than b and has the sign of a.
+        size = iv.absolute(b.value).hi
+        lo = np.clip(out.value.lo, np.where(a.value.lo >= 0, 0.0, -size), size)
+        hi = np.clip(out.value.hi, -size, np.where(a.value.hi <= 0, 0.0, size))
+        return out._replace(value=Interval(lo, hi), undefined=quotient.undefined)
+
     def on_integer_pow(self, eqn, a):
         return self.unary(_whole_power(eqn.params["y"]), a)
 
@@ -471,6 +483,24 @@ class Interpreter:
     def on_cumprod(self, eqn, a):
         return self.running(eqn, a, self.mul)
 
+    def on_cummax(self, eqn, a):
+        return self.running(eqn, a, self.larger)
+
+    def on_cummin(self, eqn, a):
+        return self.unary(_NEG, self.running(eqn, self.unary(_NEG, a), self.larger))
+
+    def on_sort(self, eqn, *args):
+        if len(args) != 1 or args[0].undefined is not None:
+            raise NotSupportedError("sort of several arrays together, or of what may be undefined")
+        (a,), axis = args, eqn.params["dimension"]
+        value = Interval(*(np.sort(end, axis) for end in a.value))
+        if not self.order or a.slope is None:
+            return Jet(value)
+        # Each result is one of the entries; where two change places it bends.
+        ends = a.slope.lo.min(axis + 1, keepdims=True), a.slope.hi.max(axis + 1, keepdims=True)
+        slope = Interval(*(np.broadcast_to(end, (self.k, *value.lo.shape)) for end in ends))
+        return Jet(value, slope, iv.whole((self.k, self.k, *value.lo.shape)) if self.order > 1 else None)
+
     def running(self, eqn: Any, a: Jet, join: Callable[[Jet, Jet], Jet]) -> Jet:
         axis, parts = eqn.params["axis"], []
         count = a.value.lo.shape[axis]
@@ -524,8 +554,8 @@ class Interpreter:
 
     def by_place(self, eqn: Any, args: list[Any]) -> Jet:
         """A move whose other arguments say where: the primitive itself does it, for each derivative."""
-        names = {"gather": 1, "dynamic_slice": 1, "scatter": 1, "dynamic_update_slice": 2}
-        if eqn.primitive.name == "scatter":
+        names = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2}
+        if eqn.primitive.name in ("scatter", "scatter-add"):
             varied, fixed = [0, 2], [1]
         else:
             varied, fixed = list(range(names[eqn.primitive.name])), list(range(names[eqn.primitive.name], len(args)))
@@ -555,6 +585,15 @@ class Interpreter:
 
     def on_scatter(self, eqn, *args):
         return self.by_place(eqn, list(args))
+
+    def on_scatter_add(self, eqn, *args):
+        out, sizes = self.by_place(eqn, list(args)), self.by_place(eqn, [_sizes(arg) for arg in args])
+        slack = 2.0**-50 * (np.size(_as_jet(args[2]).value.lo) + 1)
+        parts = (
+            part if part is None or size is None else iv.safe(part.lo - slack * size.lo, part.hi + slack * size.lo)
+            for part, size in zip(out.parts, sizes.parts, strict=True)
+        )
+        return Jet(*parts)  # pyright: ignore[reportArgumentType]
 
     # What jumps
 
@@ -722,6 +761,14 @@ def _outside(rule: _Unary, a: Interval, value: Interval) -> np.ndarray | None:
     # At an infinite value it is no number.
     perhaps = (a.lo < rule.least) | (a.hi > rule.most) | np.isinf(value.lo) | np.isinf(value.hi)
     return never + 1.0 * (never | perhaps) if np.any(perhaps) else None
+
+
+def _sizes(value: Any) -> Any:
+    """The largest magnitudes of what varies."""
+    if not isinstance(value, Jet):
+        return value
+    parts = (None if part is None else np.maximum(np.abs(part.lo), np.abs(part.hi)) for part in value.parts)
+    return Jet(*(None if part is None else Interval(part, part) for part in parts))  # pyright: ignore
 
 
 def _flags(jet: Jet) -> np.ndarray:
@@ -907,6 +954,7 @@ _UNARY: dict[str, _Unary] = {
         ),
     ),
     "erf": _Unary(iv.erf, _erf_slope, lambda a: iv.scale(iv.mul(a, _erf_slope(a)), -2.0)),
+    "lgamma": _Unary(iv.lgamma, iv.lgamma_slope, iv.lgamma_bend),
     "erfc": _Unary(iv.erfc, lambda a: iv.neg(_erf_slope(a)), lambda a: iv.scale(iv.mul(a, _erf_slope(a)), 2.0)),
 }
 _SAME = {"stop_gradient", "copy", "copy_p", "optimization_barrier"}

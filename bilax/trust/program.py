@@ -22,8 +22,8 @@ REARRANGING = {
 
 ENTRY_BY_ENTRY = {
     *("neg", "abs", "square", "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "sin", "cos", "tan"),
-    *("sinh", "cosh", "tanh", "logistic", "atan", "asinh", "asin", "acos", "atanh", "acosh", "erf", "erfc"),
-    *("integer_pow", "pow", "max", "min", "clamp", "select_n", "sign", "floor", "ceil", "round", "is_finite"),
+    *("sinh", "cosh", "tanh", "logistic", "atan", "asinh", "asin", "acos", "atanh", "acosh", "erf", "erfc", "lgamma"),
+    *("integer_pow", "pow", "max", "min", "clamp", "select_n", "sign", "rem", "floor", "ceil", "round", "is_finite"),
     *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop_gradient", "copy"),
     *("mul", "div", "convert_element_type"),
 }
