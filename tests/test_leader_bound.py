@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bilax
-from bilax.experiments.suite.bench import PROBLEMS
+from bilax.experiments.suite.problems import PROBLEMS
 from bilax.problem.precision import double_precision, in_double
 from bilax.trust.flat_problem import flatten
 from bilax.trust.leader_bound import LeaderBound

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import bilax
-from bilax.experiments.suite.bench import PROBLEMS, Known
+from bilax.experiments.suite.problems import PROBLEMS, Known
 from bilax.problem.terms import inside
 from bilax.trust.flat_problem import flatten
 from bilax.trust.follower_minima import follower_minima, low_discrepancy

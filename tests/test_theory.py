@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bilax
-from bilax.experiments.suite.bench import PROBLEMS
+from bilax.experiments.suite.problems import PROBLEMS
 from bilax.experiments.theory.theorems import Theory, acceleration, fit_slope, infima, residual_rate
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import bilax
-from bilax.experiments.suite.bench import PROBLEMS
+from bilax.experiments.suite.problems import PROBLEMS
 from bilax.follower.trajectory import Unrolling
 
 TOY = PROBLEMS["toy"]

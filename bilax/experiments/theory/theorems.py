@@ -10,7 +10,8 @@ import numpy as np
 
 import bilax
 from bilax.app.show import Claim, Target, plt, show_table
-from bilax.experiments.suite.bench import PROBLEMS, ends
+from bilax.experiments.suite.bench import ends
+from bilax.experiments.suite.problems import PROBLEMS
 
 
 @dataclasses.dataclass
