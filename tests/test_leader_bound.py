@@ -82,6 +82,18 @@ def test_a_kink_where_cells_meet_is_not_lost():
     assert -1.001 <= bound_of(problem, 0.3, 0.2, -1.001) <= -1.0
 
 
+def test_a_witness_where_the_follower_is_undefined_tells_nothing():
+    box = bilax.Box(0.0, 1.0)
+    # y = 1/2 for x ≤ 0.9; only beyond is f defined at lower y, where it is less.
+    problem = bilax.Problem(
+        lambda x, y: 1000 * (x - 0.885) ** 2 - y,
+        lambda x, y: (y - 0.5) ** 2 + jnp.where(y < 0.1, jnp.sqrt(x - 0.9) - 1, 0.0),
+        box,
+        box,
+    )
+    assert bound_of(problem, 0.5, 0.05, -0.4, seconds=5.0) <= -0.5
+
+
 def test_the_answer_tells_what_is_proven_of_the_leader():
     known = PROBLEMS["mb_2007_15"]
     found = bilax.solve_global(known.problem, known.x0, known.y0)

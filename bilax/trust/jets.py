@@ -88,6 +88,11 @@ class Traced:
         count = len(boxes.lo)
         return jax.tree.map(lambda *ends: np.concatenate(ends)[:count], *parts)
 
+    def is_defined(self, boxes: Interval) -> np.ndarray:
+        """Of each box, whether f is surely defined all over it."""
+        parts = [self.jet(Interval(lo, hi), 0) for lo, hi in zip(*_batches(boxes, 0), strict=True)]
+        return np.concatenate([_flags(jet) == 0 for jet in parts])[: len(boxes.lo)]
+
     def _bounds(self, boxes: Interval, order: int) -> Bounds:
         jet = self.jet(boxes, order)
         count, k = len(boxes.lo), self.size

@@ -86,10 +86,12 @@ class LeaderBound:
         lo, hi, n = *cells.box, self.n
         margin = np.where(np.arange(len(self.lo)) < n, 0.0, _MARGIN * (hi - lo) + 1e-9 * (self.hi - self.lo))
         wider = Interval(np.maximum(lo - margin, self.lo), np.minimum(hi + margin, self.hi))
-        slope = _trusted(self.lower.bounds(wider, 1)).slope
+        over = _trusted(self.lower.bounds(wider, 1))
+        slope = over.slope
         rises, falls = slope.lo[:, n:] > 0, slope.hi[:, n:] < 0
         first, last = lo[:, n:] <= self.lo[n:], hi[:, n:] >= self.hi[n:]
-        possible = ~np.any((rises & ~first) | (falls & ~last), 1)
+        # Where f is nowhere defined, its lower bound is infinite.
+        possible = ~np.any((rises & ~first) | (falls & ~last), 1) & (over.value.lo < np.inf)
         lo, hi = lo.copy(), hi.copy()
         lo[:, n:], hi[:, n:] = np.where(falls, hi[:, n:], lo[:, n:]), np.where(rises, lo[:, n:], hi[:, n:])
         return cells._replace(box=Interval(lo, hi)).take(possible)
@@ -110,7 +112,12 @@ class LeaderBound:
         fine = np.isfinite(found).all(1) & np.all((found >= self.lo[n:]) & (found <= self.hi[n:]), 1)
         cells = cells._replace(witnesses=np.where(fine[:, None], found, cells.witnesses))
         box = Interval(*(np.concatenate([end, cells.witnesses], 1) for end in cells.box))
-        return cells.take(~(_below(self.behind, box, np.nextafter(0.0, 1.0)) > 0))
+        beaten = _below(self.behind, box, np.nextafter(0.0, 1.0)) > 0
+        if np.any(beaten):
+            # A witness tells nothing of an x where f is undefined at it.
+            there = Interval(*(np.concatenate([end[beaten, :n], end[beaten, -self.m :]], 1) for end in box))
+            beaten[beaten] = self.lower.is_defined(there)
+        return cells.take(~beaten)
 
 
 def _better(flat: FlatProblem, samples: Array, x: Array, w: Array) -> Array:
