@@ -59,21 +59,22 @@ class LeaderBound:
         self.lower = Traced(lambda v: flat.lower(v[:n], v[n:]), n + m)
         self.behind = Traced(lambda v: flat.lower(v[:n], v[n : n + m]) - flat.lower(v[:n], v[n + m :]), n + 2 * m)
         self.cells = _Cells(Interval(self.lo[None], self.hi[None]), np.full(1, -np.inf), y[None])
-        self.settled, self.seen = np.inf, 0
+        self.settled, self.rounds = np.inf, 0
         samples = flat.y_range.spread_known(low_discrepancy(_SAMPLES, m, 5))
         self.better = jax.jit(jax.vmap(lambda x, w: _better(flat, jnp.asarray(samples), x, w)))
 
-    def run(self, target: float, deadline: float) -> float:
+    def run(self, target: float, deadline: float, rounds: int = 1 << 60) -> float:
         """The least that F may be: at least `target` where the search ends in time."""
+        last = self.rounds + rounds
         with np.errstate(all="ignore"):
-            while len(self.cells.bounds) and time.monotonic() < deadline and len(self.cells.bounds) < _MOST_CELLS:
+            while 0 < len(self.cells.bounds) < _MOST_CELLS and time.monotonic() < deadline and self.rounds < last:
                 self._round(target)
         return float(min(self.settled, self.cells.bounds.min(initial=np.inf)))
 
     def _round(self, target: float) -> None:
         order = np.argsort(self.cells.bounds, kind="stable")
         rest, cells = self.cells.take(order[_BATCH:]), self.cells.take(order[:_BATCH])
-        self.seen += len(cells.bounds)
+        self.rounds += 1
         cells = self._may_be_stationary(cells)
         if len(cells.bounds):
             cells = self._may_be_low(cells, target)
