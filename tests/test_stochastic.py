@@ -88,7 +88,7 @@ def test_cleaning_weighs_each_row_with_its_own_variable():
 
 def test_looks_are_where_runs_of_fewer_steps_end():
     task = small_quadratic()
-    where = task.problem, METHODS["soba"](setting("quadratic", "soba")), task.x0, task.y0, task.minibatches(16)
+    where = task.problem, METHODS["soba"](setting("quadratic", "soba"), 10), task.x0, task.y0, task.minibatches(16)
     with jax.enable_x64(False):
         whole, half = curves.run(*where, 5, 4, 0), curves.run(*where, 5, 2, 0)
         ten = curves.run(*where, 5, 4, 0, seeds=3)
@@ -156,27 +156,29 @@ def test_compare_draws_all_methods(tmp_path, monkeypatch, capsys):
 
 def test_settings_are_for_methods_that_are_there():
     # A name that no method has would silently leave a problem at the default.
-    known = {"soba", "saba", "fsla", "srba", "stocbio", "amigo", "ttsa", "bsa", "sustain", "mrbo", "f2sa"}
-    assert {method for steps in SETTINGS.values() for method in steps} <= known
+    assert {method for steps in SETTINGS.values() for method in steps} <= set(METHODS)
     assert {case.settings for case in bench.CASES.values()} <= set(SETTINGS)
 
 
+def one_run(seconds, values, seeds=1):
+    return {"steps": 1000, "seconds": seconds, "cpu": seconds[-1] / 2, "values": [[value] * seeds for value in values]}
+
+
 LINE = {
-    "steps": 1000,
-    "quantity": "‖∇Φ‖²",
-    "peer": [{"seconds": [1.0, 2.0], "values": [[8.0], [4.0]]}, {"seconds": [1.0, 2.0], "values": [[9.0], [5.0]]}],
-    "bilax": [{"seconds": [0.5, 1.0], "values": [[6.0], [3.0]]}],
-    "ten": [{"seconds": [5.0, 10.0], "values": [[6.0] * 10, [3.0] * 10]}],
+    "peer": [one_run([1.0, 2.0], [8.0, 4.0]), one_run([1.0, 2.0], [9.0, 5.0])],
+    "bilax": [one_run([0.5, 1.0], [6.0, 3.0])],
+    "ten": [one_run([5.0, 10.0], [6.0, 3.0], 10)],
 }
 
 
 def test_results_are_compared_at_the_peers_times():
     assert bench.per_thousand(LINE, "peer") == 2000
+    assert bench.per_thousand(LINE, "peer", "cpu") == 1000
     assert bench.ratio(LINE, "bilax") == 2
     assert bench.ratio(LINE, "ten") == 2
     assert [list(one) for one in bench.at_budgets(LINE, "bilax")] == [[3.0], [3.0]]
     assert bench.as_good(LINE)
-    slow = {**LINE, "bilax": [{"seconds": [1.5, 3.0], "values": [[6.0], [3.0]]}]}
+    slow = {**LINE, "bilax": [one_run([1.5, 3.0], [6.0, 3.0])]}
     assert [list(one) for one in bench.at_budgets(slow, "bilax")] == [[np.inf], [6.0]]
     assert not bench.as_good(slow)
 

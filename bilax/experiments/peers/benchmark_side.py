@@ -26,7 +26,7 @@ def objectives(order: dict[str, Any]) -> tuple[Any, ...]:
     load = {level: [jnp.asarray(np.load(file)) for file in sorted(folder.glob(f"{level}-*.npy"))] for level in LEVELS}
     kind = getattr(formulas, order["kind"])
     lower, upper = kind(*load["lower"]), kind(*load["upper"])
-    if order["kind"] == "Terms":
+    if order["dense"]:
         lower, upper = formulas.matrices(lower), formulas.matrices(upper)
     x0, y0 = (jnp.asarray(np.load(folder / f"{name}.npy")) for name in ("x0", "y0"))
     shape = y0.shape
@@ -63,13 +63,13 @@ class Clock:
     """What a solver asks between chunks whether to go on; keeps the time and the point of each."""
 
     def __init__(self, solver: Any, chunks: int):
-        self.solver, self.chunks, self.since = solver, chunks, 0.0
+        self.solver, self.chunks, self.since, self.cpu = solver, chunks, 0.0, 0.0
         self.seconds: list[float] = []
         self.points: list[tuple[Any, Any]] = []
 
     def __call__(self) -> bool:
         if not self.since:
-            self.since = time.perf_counter()
+            self.since, self.cpu = time.perf_counter(), time.process_time()
             return True
         point = jax.block_until_ready((self.solver.outer_var, self.solver.inner_var))
         self.seconds.append(time.perf_counter() - self.since)
@@ -84,9 +84,10 @@ def run(solver: Any, order: dict[str, Any]) -> dict[str, Any]:
     solver.state_outer_sampler = {**solver.state_outer_sampler, "key": keys[1]}
     clock = Clock(solver, order["chunks"])
     solver.run(clock)
+    cpu = time.process_time() - clock.cpu
     xs, ys = (np.stack([np.asarray(point[i]) for point in clock.points])[None] for i in (0, 1))
     np.savez(order["out"], x=xs, y=ys)
-    return {"seconds": clock.seconds}
+    return {"seconds": clock.seconds, "cpu": cpu}
 
 
 def main() -> None:

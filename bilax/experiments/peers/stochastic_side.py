@@ -24,20 +24,21 @@ class Given:
         if order["dense"]:
             upper, lower = objectives.matrices(upper), objectives.matrices(lower)
         self.data = bilax.Minibatches(upper, lower, order["batch"])
+        self.batches = sum(len(part[0]) for part in (upper, lower)) / order["batch"]
         self.problem = PROBLEMS[order["kind"]]
         self.x0, self.y0 = (np.load(folder / f"{name}.npy") for name in ("x0", "y0"))
 
     def begin(self, order: dict[str, Any]) -> None:
         """Takes a method, its settings and how many steps it takes between two looks."""
         setting = Setting(order["step_size"], order["outer_ratio"], order["more"])
-        self.method, self.chunk = METHODS[order["method"]](setting), order["chunk"]
+        self.method, self.chunk = METHODS[order["method"]](setting, self.batches), order["chunk"]
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
         """So many chunks from the start, one seed or several together."""
         where, looks = (self.problem, self.method, self.x0, self.y0, self.data), order["chunks"]
         curve = curves.run(*where, self.chunk, looks, order["seed"], order["seeds"])
         np.savez(order["out"], x=curve.x, y=curve.y)
-        return {"seconds": [curve.seconds * (i + 1) / looks for i in range(looks)]}
+        return {"seconds": [curve.seconds * (i + 1) / looks for i in range(looks)], "cpu": curve.cpu}
 
 
 def main() -> None:

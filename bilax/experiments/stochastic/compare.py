@@ -10,8 +10,7 @@ import numpy as np
 from bilax.app.errors import refuse
 from bilax.app.show import Arg, console, plt, show_table, steps
 from bilax.experiments.stochastic import curves, problems
-from bilax.experiments.stochastic.run import samples_seen
-from bilax.experiments.stochastic.settings import METHODS, setting
+from bilax.experiments.stochastic.settings import METHODS, samples_per_step, setting
 
 LOOKS = 32
 """points of a curve"""
@@ -54,13 +53,15 @@ class CompareStochastic(abc.ABC):
 
     def _measured(self, task: problems.Task, name: str) -> "Measured":
         """One method for about the time that was asked for, its program compiled before."""
-        method, data, every = METHODS[name](setting(self.name, name)), task.minibatches(self.batch), 32
+        chosen, data, every = setting(self.name, name), task.minibatches(self.batch), 32
+        method = METHODS[name](chosen, task.batches(self.batch))
         where = task.problem, method, task.x0, task.y0, data
         taken = min(curves.run(*where, every, LOOKS, self.seed).seconds for _ in range(2))
         every = max(1, round(every * self.seconds / taken))
         curve = [curves.run(*where, every, LOOKS, self.seed) for _ in range(2)][-1]
         values = [task.judge(x, y) for x, y in zip(curve.x[0], curve.y[0], strict=True)]
-        return Measured(curve.seconds, LOOKS * every, samples_seen(method, self.batch, LOOKS * every), values)
+        each = samples_per_step(name, method, chosen, self.batch)
+        return Measured(curve.seconds, LOOKS * every, round(each * LOOKS * every), values)
 
     def _draw(self, measured: dict[str, "Measured"], quantities: list[str]) -> Path:
         pyplot = plt()

@@ -15,6 +15,8 @@ class Curve(NamedTuple):
 
     seconds: float
     """that the whole run took"""
+    cpu: float
+    """seconds of computing, which others on the same machine hardly change"""
     x: np.ndarray
     """with an axis for the seeds, then one for the looks"""
     y: np.ndarray
@@ -29,15 +31,15 @@ def run(
     """
     options: Any = {"data": data, "steps": looks * every, "record_every": every, "record": _point}
     options["key"] = jax.random.key(seed)
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     if seeds == 1:
         found = bilax.solve(problem, method, x0, y0, **options)
     else:
         starts = (jnp.broadcast_to(part, (seeds, *np.shape(part))) for part in (x0, y0))
         found = bilax.multistart(problem, method, *starts, **options)
-    seconds = time.perf_counter() - began
+    spent = time.perf_counter() - began, time.process_time() - cpu
     x_path, y_path = found.history.record
-    return Curve(seconds, _joined(x_path, found.x, seeds, looks), _joined(y_path, found.z, seeds, looks))
+    return Curve(*spent, _joined(x_path, found.x, seeds, looks), _joined(y_path, found.z, seeds, looks))
 
 
 def _point(x: Any, z: Any, info: Any) -> Any:

@@ -56,6 +56,10 @@ class Task(NamedTuple):
         upper, lower = (len(jax.tree.leaves(part)[0]) for part in (self.upper, self.lower))
         return upper, lower
 
+    def batches(self, size: int) -> float:
+        """How many batches all examples of both levels are."""
+        return sum(self.counts) / size
+
 
 # ------------------------------------------------------------------------------------------------------ quadratic
 

@@ -13,7 +13,7 @@ from bilax.app.errors import nearest
 from bilax.app.show import Arg, console, to_plain
 from bilax.experiments.runner import End, Run, Setup
 from bilax.experiments.stochastic import problems
-from bilax.experiments.stochastic.settings import METHODS, Setting, setting
+from bilax.experiments.stochastic.settings import METHODS, Setting, samples_per_step, setting
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ class OnBatches(Run):
     def make_method(self) -> Any:
         if self.method not in METHODS:
             raise ValueError(f"unknown method '{self.method}': {nearest(self.method, list(METHODS))}")
-        return METHODS[self.method](self.chosen())
+        return METHODS[self.method](self.chosen(), self.task().batches(self.batch))
 
     def options(self) -> dict[str, Any]:
         return {"record_every": self.every}
@@ -86,7 +86,8 @@ class OnBatches(Run):
     def measures(self, end: End) -> dict[str, Any]:
         assert end.validation is not None
         last = {name: float(value) for name, value in end.validation.measures[-1].items()}
-        return last | {"samples seen": samples_seen(self.make_method(), self.batch, int(end.solution.steps))}
+        each = samples_per_step(self.method, self.make_method(), self.chosen(), self.batch)
+        return last | {"samples seen": round(each * int(end.solution.steps))}
 
     def details(self, end: End) -> dict[str, Any]:
         assert end.validation is not None
@@ -97,11 +98,6 @@ class OnBatches(Run):
     def title(self) -> str:
         steps = self.chosen()
         return f"{super().title()}, steps of {steps.step_size:g} and {steps.step_size / steps.outer_ratio:g}"
-
-
-def samples_seen(method: Any, batch: int, steps: int) -> int:
-    """Examples that a method has looked at, of both levels."""
-    return sum(method.draws) * batch * steps
 
 
 @dataclasses.dataclass

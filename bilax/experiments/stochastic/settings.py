@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "ttsa": Setting(0.1, 1e-5),
         "bsa": Setting(0.1, 1e-5),
         "sustain": Setting(0.1, 1e-4),
+        "mrbo": Setting(0.1, 1e-4),
         "f2sa": Setting(0.1, 1e-4, {"delta_lmbda": 1.0}),
     },
     "cleaning 0.9": {
@@ -68,8 +69,9 @@ SETTINGS: dict[str, dict[str, Setting]] = {
 
 
 def setting(problem: str, method: str) -> Setting:
-    """What a method is run with on a problem."""
-    return SETTINGS.get(problem, {}).get(method, DEFAULT)
+    """What a method is run with on a problem; MA-SOBA, which was not searched for, with SOBA's."""
+    known = SETTINGS.get(problem, {})
+    return known.get(method) or known.get(method.removeprefix("ma-"), DEFAULT)._replace(tuned=False)
 
 
 def decaying(rate: float, exponent: float = 0.5) -> Callable[[Any], Any]:
@@ -81,9 +83,97 @@ def decaying(rate: float, exponent: float = 0.5) -> Callable[[Any], Any]:
     return schedule
 
 
-def _soba(steps: Setting) -> Any:
-    return bilax.soba(decaying(steps.step_size), decaying(steps.step_size / steps.outer_ratio))
+def growing(start: float, rate: float, exponent: float) -> Callable[[Any], Any]:
+    """The schedule start + Σ_{j<k} rate / (j + 1)^exponent, its sum as an integral."""
+
+    def schedule(step):
+        return start + rate * ((step + 1.0) ** (1 - exponent) - 1) / (1 - exponent)
+
+    return schedule
 
 
-METHODS: dict[str, Callable[[Setting], Any]] = {"soba": _soba}
-"""how each is made, with the schedules that benchmark_bilevel gives it"""
+INNER_STEPS, TERMS = 10, 10
+"""of the methods with an inner loop, and products with a Hessian: benchmark_bilevel's"""
+
+
+def _rates(steps: Setting, y: float, x: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """The schedules of the follower and of the leader, by their exponents."""
+    return decaying(steps.step_size, y), decaying(steps.step_size / steps.outer_ratio, x)
+
+
+def _constant(steps: Setting) -> tuple[float, float]:
+    return steps.step_size, steps.step_size / steps.outer_ratio
+
+
+def _soba(steps: Setting, batches: float) -> Any:
+    return bilax.soba(*_rates(steps, 0.5, 0.5))
+
+
+def _ma_soba(steps: Setting, batches: float) -> Any:
+    return bilax.ma_soba(*_rates(steps, 0.5, 0.5))
+
+
+def _saba(steps: Setting, batches: float) -> Any:
+    return bilax.saba(*_constant(steps), filled=False)
+
+
+def _srba(steps: Setting, batches: float) -> Any:
+    return bilax.srba(*_constant(steps), period=max(1, int(steps.more.get("period_frac", 0.5) * batches)))
+
+
+def _fsla(steps: Setting, batches: float) -> Any:
+    return bilax.fsla(*_rates(steps, 0.5, 0.5), forgetting=decaying(steps.step_size, 0.5))
+
+
+def _stocbio(steps: Setting, batches: float) -> Any:
+    return bilax.stocbio(INNER_STEPS, TERMS, *_constant(steps), v_rate=steps.step_size)
+
+
+def _amigo(steps: Setting, batches: float) -> Any:
+    return bilax.amigo(INNER_STEPS, TERMS, *_constant(steps), v_rate=steps.step_size)
+
+
+def _bsa(steps: Setting, batches: float) -> Any:
+    return bilax.bsa(INNER_STEPS, TERMS, *_rates(steps, 0.5, 0.5), v_rate=steps.step_size)
+
+
+def _ttsa(steps: Setting, batches: float) -> Any:
+    return bilax.ttsa(TERMS, *_rates(steps, 0.4, 0.6), v_rate=steps.step_size)
+
+
+def _sustain(steps: Setting, batches: float) -> Any:
+    return bilax.sustain(TERMS, *_rates(steps, 1 / 3, 1 / 3), v_rate=steps.step_size, forgetting=decaying(0.5, 2 / 3))
+
+
+def _mrbo(steps: Setting, batches: float) -> Any:
+    return bilax.mrbo(TERMS, *_rates(steps, 1 / 3, 1 / 3), v_rate=steps.step_size, forgetting=decaying(0.5, 2 / 3))
+
+
+def _f2sa(steps: Setting, batches: float) -> Any:
+    weight, z_rate = growing(1.0, steps.more.get("delta_lmbda", 0.1), 1 / 7), decaying(steps.step_size, 4 / 7)
+    return bilax.f2sa(INNER_STEPS, *_rates(steps, 5 / 7, 4 / 7), z_rate=z_rate, weight=weight)
+
+
+METHODS: dict[str, Callable[[Setting, float], Any]] = {
+    "soba": _soba,
+    "ma-soba": _ma_soba,
+    "saba": _saba,
+    "srba": _srba,
+    "fsla": _fsla,
+    "stocbio": _stocbio,
+    "amigo": _amigo,
+    "bsa": _bsa,
+    "ttsa": _ttsa,
+    "sustain": _sustain,
+    "mrbo": _mrbo,
+    "f2sa": _f2sa,
+}
+"""(steps, batches in both levels' examples) -> the method with the schedules that benchmark_bilevel gives it"""
+PEERS = tuple(name for name in METHODS if name != "ma-soba")
+"""those that benchmark_bilevel has too"""
+
+
+def samples_per_step(name: str, method: Any, steps: Setting, batch: int) -> float:
+    """Examples of both levels that an outer step looks at; SRBA's whole passes are spread over its period."""
+    passes = 1 / steps.more.get("period_frac", 0.5) if name == "srba" else 0
+    return batch * (sum(method.draws) + passes)
