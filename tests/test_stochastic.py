@@ -161,7 +161,7 @@ def test_settings_are_for_methods_that_are_there():
 
 
 def one_run(seconds, values, seeds=1):
-    return {"steps": 1000, "seconds": seconds, "cpu": seconds[-1] / 2, "values": [[value] * seeds for value in values]}
+    return {"steps": 1000, "seconds": seconds, "wall": seconds[-1] / 2, "values": [[value] * seeds for value in values]}
 
 
 LINE = {
@@ -173,7 +173,7 @@ LINE = {
 
 def test_results_are_compared_at_the_peers_times():
     assert bench.per_thousand(LINE, "peer") == 2000
-    assert bench.per_thousand(LINE, "peer", "cpu") == 1000
+    assert bench.per_thousand(LINE, "peer", "wall") == 1000
     assert bench.ratio(LINE, "bilax") == 2
     assert bench.ratio(LINE, "ten") == 2
     assert [list(one) for one in bench.at_budgets(LINE, "bilax")] == [[3.0], [3.0]]

@@ -41,7 +41,7 @@ console = _PlainConsole(width=None if sys.stdout.isatty() else 120)
 
 Arg = tyro.conf.arg
 
-PLACES = ("cache", "folder", "out", "runs")
+PLACES = ("cache", "folder", "out", "repository", "runs")
 """settings that say where files lie, not what is computed"""
 
 
@@ -65,6 +65,8 @@ class Target(abc.ABC):
 
     name: ClassVar[str]
     claimant: ClassVar[str] = "the paper says"
+    free: ClassVar[tuple[str, ...]] = ("redraw",)
+    """settings that stored numbers may have been made with others of"""
     in_cells: ClassVar[bool] = False
     """whether `compute` stores its parts one by one, so that there is nothing to store at the end"""
 
@@ -103,7 +105,7 @@ class Target(abc.ABC):
     def stored(self) -> dict[str, Any]:
         """The numbers of an earlier run of the same settings."""
         record = load_json(self.path)
-        for key, made, asked in _differences(record, self, ("redraw",)):
+        for key, made, asked in _differences(record, self, self.free):
             refuse(f"{self.path} was made with {key} = {made}, not {asked}: run the command without --redraw.")
         return record["results"]
 

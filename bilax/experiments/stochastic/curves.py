@@ -15,8 +15,8 @@ class Curve(NamedTuple):
 
     seconds: float
     """that the whole run took"""
-    cpu: float
-    """seconds of computing, which others on the same machine hardly change"""
+    computed: float
+    """seconds of the processor, which others on the same machine hardly change"""
     x: np.ndarray
     """with an axis for the seeds, then one for the looks"""
     y: np.ndarray
@@ -31,13 +31,13 @@ def run(
     """
     options: Any = {"data": data, "steps": looks * every, "record_every": every, "record": _point}
     options["key"] = jax.random.key(seed)
-    began, cpu = time.perf_counter(), time.process_time()
+    began, computed = time.perf_counter(), time.process_time()
     if seeds == 1:
         found = bilax.solve(problem, method, x0, y0, **options)
     else:
         starts = (jnp.broadcast_to(part, (seeds, *np.shape(part))) for part in (x0, y0))
         found = bilax.multistart(problem, method, *starts, **options)
-    spent = time.perf_counter() - began, time.process_time() - cpu
+    spent = time.perf_counter() - began, time.process_time() - computed
     x_path, y_path = found.history.record
     return Curve(*spent, _joined(x_path, found.x, seeds, looks), _joined(y_path, found.z, seeds, looks))
 
