@@ -13,7 +13,7 @@ from bilax.app import cli
 from bilax.experiments.peers import stochastic as bench
 from bilax.experiments.stochastic import compare, curves, problems
 from bilax.experiments.stochastic.objectives import matrices, quadratic_mean
-from bilax.experiments.stochastic.settings import METHODS, SETTINGS, setting
+from bilax.experiments.stochastic.settings import METHODS, SETTINGS, samples_per_step, setting
 
 SMALL = ["--count", "96", "--leaders", "64", "--dim-y", "4", "--dim-x", "3", "--batch", "16"]
 
@@ -88,7 +88,7 @@ def test_cleaning_weighs_each_row_with_its_own_variable():
 
 def test_looks_are_where_runs_of_fewer_steps_end():
     task = small_quadratic()
-    where = task.problem, METHODS["soba"](setting("quadratic", "soba"), 10), task.x0, task.y0, task.minibatches(16)
+    where = task.problem, METHODS["soba"](setting("quadratic", "soba"), 10.0), task.x0, task.y0, task.minibatches(16)
     with jax.enable_x64(False):
         whole, half = curves.run(*where, 5, 4, 0), curves.run(*where, 5, 2, 0)
         ten = curves.run(*where, 5, 4, 0, seeds=3)
@@ -158,6 +158,10 @@ def test_settings_are_for_methods_that_are_there():
     # A name that no method has would silently leave a problem at the default.
     assert {method for steps in SETTINGS.values() for method in steps} <= set(METHODS)
     assert {case.settings for case in bench.CASES.values()} <= set(SETTINGS)
+    for problem in SETTINGS:
+        for name, make in METHODS.items():
+            steps = setting(problem, name)
+            assert samples_per_step(name, make(steps, 30.0), steps, 64) >= 128
 
 
 def one_run(seconds, values, seeds=1):

@@ -20,19 +20,19 @@ class Setting(NamedTuple):
 DEFAULT = Setting(tuned=False)
 SETTINGS: dict[str, dict[str, Setting]] = {
     "quadratic": {
-        "saba": Setting(0.1, 1),
-        "srba": Setting(0.1, 1, {"period_frac": 0.5}),
-        "stocbio": Setting(0.1, 1),
+        "saba": Setting(0.1, 1.0),
+        "srba": Setting(0.1, 1.0, {"period_frac": 0.5}),
+        "stocbio": Setting(0.1, 1.0),
         "amigo": Setting(0.01, 0.1),
         "mrbo": Setting(0.1, 0.1),
-        "f2sa": Setting(0.1, 1, {"delta_lmbda": 0.01}),
+        "f2sa": Setting(0.1, 1.0, {"delta_lmbda": 0.01}),
     },
     "logistic": {
         "soba": Setting(0.03125, 0.01),
-        "saba": Setting(0.125, 1),
+        "saba": Setting(0.125, 1.0),
         "fsla": Setting(0.03125, 0.01),
-        "srba": Setting(0.25, 1, {"period_frac": 0.5}),
-        "stocbio": Setting(0.125, 1),
+        "srba": Setting(0.25, 1.0, {"period_frac": 0.5}),
+        "stocbio": Setting(0.125, 1.0),
         "amigo": Setting(0.125, 0.31622776601683794),
         "ttsa": Setting(0.5, 0.03162277660168379),
         "bsa": Setting(0.5, 0.01),
@@ -40,9 +40,9 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "mrbo": Setting(0.5, 0.03162277660168379),
     },
     "cleaning 0.5": {
-        "soba": Setting(1, 1e-4),
+        "soba": Setting(1.0, 1e-4),
         "saba": Setting(0.1, 1e-3),
-        "fsla": Setting(1, 1e-4),
+        "fsla": Setting(1.0, 1e-4),
         "srba": Setting(1e-3, 1e-5, {"period_frac": 512.0}),
         "stocbio": Setting(0.01, 1e-5),
         "amigo": Setting(1e-3, 1e-5),
@@ -53,16 +53,16 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "f2sa": Setting(0.1, 1e-4, {"delta_lmbda": 1.0}),
     },
     "cleaning 0.9": {
-        "soba": Setting(1, 1e-3),
+        "soba": Setting(1.0, 1e-3),
         "saba": Setting(0.1, 1e-3),
-        "fsla": Setting(1, 1e-3),
+        "fsla": Setting(1.0, 1e-3),
         "srba": Setting(1e-3, 1e-5, {"period_frac": 512.0}),
         "stocbio": Setting(0.01, 1e-5),
         "amigo": Setting(1e-3, 1e-5),
         "ttsa": Setting(0.1, 1e-5),
         "bsa": Setting(0.1, 1e-5),
         "sustain": Setting(0.1, 1e-4),
-        "mrbo": Setting(1, 0.01),
+        "mrbo": Setting(1.0, 0.01),
     },
 }
 """by problem and method; where there is none, benchmark_bilevel's default"""
@@ -175,5 +175,5 @@ PEERS = tuple(name for name in METHODS if name != "ma-soba")
 
 def samples_per_step(name: str, method: Any, steps: Setting, batch: int) -> float:
     """Examples of both levels that an outer step looks at; SRBA's whole passes are spread over its period."""
-    passes = 1 / steps.more.get("period_frac", 0.5) if name == "srba" else 0
+    passes = 1 / steps.more.get("period_frac", 0.5) if name == "srba" else 0.0
     return batch * (sum(method.draws) + passes)
