@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.test_util
 import numpy as np
+import optax
 import pytest
 
 import bilax
@@ -166,3 +167,18 @@ def test_the_gradient_over_tasks_is_that_of_a_loop():
     apart = jax.tree.map(jnp.add, one(model, tasks[0]), one(model, tasks[1]))
     for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_a_module_of_flax_is_varied_by_its_state():
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+    inputs = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    graph, y0 = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+
+    def lower(x, y):
+        return jnp.mean((nnx.merge(graph, y)(inputs)[:, 0] - x * inputs[:, 0]) ** 2)
+
+    problem = bilax.Problem(lambda x, y: lower(2.0, y), lower)
+    method = bilax.rhg(20, 0.1, start="warm")
+    solution = bilax.solve(problem, method, 1.0, y0, steps=60, optimizer=optax.adam(0.1))
+    np.testing.assert_allclose(solution.x, 2.0, atol=0.1)
+    np.testing.assert_allclose(nnx.merge(graph, solution.y).kernel[...].ravel(), [solution.x, 0, 0], atol=0.01)
