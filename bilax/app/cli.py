@@ -80,6 +80,10 @@ COMMANDS = {
             "bilax.experiments.cleaning.bench:CleanBench",
             "wrong labels found, beside cleanlab and a model of the trusted rows alone",
         ),
+        "sklearn": (
+            "bilax.experiments.linear.bench:LinearBench",
+            "tuned penalties beside scikit-learn's grids",
+        ),
         "certificates": (
             "bilax.experiments.suite.certificates:Certificates",
             "two thousand random followers, to catch a certificate that is wrong",
