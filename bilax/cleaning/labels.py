@@ -16,7 +16,7 @@ from scipy.special import softmax as _softmax
 
 from bilax.cleaning.baselines import Judgement, flagged_by, judge, suspicion
 from bilax.cleaning.fitting import fit, make_models, mean_probabilities, unseen_logits
-from bilax.cleaning.mixture import Rows, first_guess, tune
+from bilax.cleaning.mixture import Leader, Rows, first_guess, tune, upper
 from bilax.cleaning.networks import MODELS, MakeModel, linear
 from bilax.datasets.tables import columns_of, encoder
 from bilax.files import read_arrays, write_arrays
@@ -24,6 +24,8 @@ from bilax.files import read_arrays, write_arrays
 TUNED = 2000
 """rows at the most by which the leader's few variables are chosen; the models are then trained on all"""
 CANDIDATES = ("trusted alone", "confident learning", "bilevel")
+RIDGES = (200.0, 20.0, 2.0, 0.5)
+"""penalties of which the best is where the leader begins; from strong to weak, for each solution starts the next"""
 FEW = 5
 """trusted rows of a class below which they are called few"""
 
@@ -314,7 +316,7 @@ class _Stages(NamedTuple):
         guess = self.first_transition(before)
         # Where T plays no part it begins where its prior is flat, so that the leader looks at the penalty alone.
         at = guess if name == "bilevel" else np.full_like(guess, 1 / len(guess))
-        x, models = tune(first_guess(at), self.start(linear), see(few))
+        x, models = tune(*self.best_ridge(first_guess(at), see(few)), see(few))
         if self.make is not linear:
             models = self.start(self.make)
         if self.make is not linear or few is not rows:
@@ -330,6 +332,15 @@ class _Stages(NamedTuple):
         noisy = _softmax(logits[m:] / warmth, axis=1)
         start = guess if name == "bilevel" else None
         return Candidate(noisy, trusted, estimate_transition(noisy, self.data.labels, start), models)
+
+    def best_ridge(self, x: Leader, rows: Rows) -> tuple[Leader, PyTree]:
+        """The leader's start with the best penalty of a coarse grid: one far off is flat, and no slope leads back."""
+        models, found = self.start(linear), []
+        for ridge in RIDGES:
+            tried = x._replace(ridge=jnp.asarray(np.log(ridge), jnp.float32))
+            models = fit(tried, models, rows, self.key, self.epochs, self.batch)
+            found.append((float(upper(tried, models, rows)), tried, models))
+        return min(found, key=lambda one: one[0])[1:]
 
     def unseen(self, models: PyTree, rows: Rows, places: Int[np.ndarray, "folds b"]) -> Float[np.ndarray, "rows c"]:
         """The logits of all rows, trusted ones first, each by its fold's model."""
