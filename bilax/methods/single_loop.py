@@ -56,8 +56,9 @@ class Directions(NamedTuple):
 
 def on_batch(problem: Problem, point: Point, data: Draws) -> Directions:
     """D_x, D_y and D_v on one batch of each level."""
-    f, slope, cross, curved = lower_products(problem, *point, data.lower())
-    upper, upper_x, upper_y = upper_slopes(problem, point.x, point.y, data.upper())
+    batch = data.upper()
+    f, slope, cross, curved = lower_products(problem, *point, batch)
+    upper, upper_x, upper_y = upper_slopes(problem, point.x, point.y, batch)
     return Directions(add(cross, upper_x), slope, add(curved, upper_y), (upper, f))
 
 

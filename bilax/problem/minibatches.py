@@ -1,6 +1,7 @@
 """Mini-batches on the device: each outer step's own, found from its number alone, so that nothing has to be saved."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -79,33 +80,39 @@ class Rows(eqx.Module):
         """Every row once."""
         return jax.tree.map(lambda leaf: leaf[: self.count], self.arrays)
 
-    def batch(self, start: Any) -> PyTree:
-        """The rows from `start` on."""
-        if self.size == self.count:
-            return self.arrays
-        return _slices(self.size)(self.arrays, start)
+
+def batches(levels: Sequence[Rows], starts: Sequence[Any]) -> tuple[Any, ...]:
+    """Of each level the rows from its start on; all of them where a batch is everything."""
+    cut = [i for i, rows in enumerate(levels) if rows.size < rows.count]
+    slices = _slices(tuple(levels[i].size for i in cut))
+    found = slices(tuple(levels[i].arrays for i in cut), tuple(starts[i] for i in cut)) if cut else ()
+    by_level = dict(zip(cut, found, strict=True))
+    return tuple(by_level.get(i, rows.arrays) for i, rows in enumerate(levels))
 
 
 @functools.cache
-def _slices(size: int) -> Any:
-    """(arrays, start) -> `size` rows of each from `start` on; of many starts one after the other.
+def _slices(sizes: tuple[int, ...]) -> Any:
+    """(arrays, starts), one of each per level -> so many rows from there on; for many starts one after the other.
 
     XLA makes a gather of what `vmap` makes of a slice, and on a CPU computes the place of each number anew: for ten
     batches of 64 rows with 22 numbers that took two thirds of a step of SOBA.
     """
 
-    def plain(arrays, start):
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), arrays)
+    def plain(arrays, starts):
+        def rows(size, start, part):
+            return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), part)
+
+        return tuple(map(rows, sizes, starts, arrays))
 
     one = jax.custom_batching.custom_vmap(plain)
 
     @one.def_vmap
     def many(count, batched, arrays, starts):
-        if any(jax.tree.leaves(batched[0])):
+        if any(jax.tree.leaves(batched[0])) or not all(batched[1]):
             axes = jax.tree.map(lambda flag: 0 if flag else None, batched)
             found = jax.vmap(plain, axes)(arrays, starts)
         else:
-            found = jax.lax.map(lambda start: one(arrays, start), starts)
+            found = jax.lax.map(lambda each: one(arrays, each), starts)
         return found, jax.tree.map(lambda _: True, found)
 
     return one
@@ -141,7 +148,9 @@ class Draws(eqx.Module):
 
     def whole(self) -> "Draws":
         """All rows of both levels as one batch."""
-        return self.of(self.start, self._levels()) if isinstance(self.source, Minibatches) else self._steady()
+        if not isinstance(self.source, Minibatches):
+            return self._steady()
+        return self.of(self.start, tuple(rows.all for rows in self._rows()))
 
     def blocks(self, level: str) -> int:
         """How many blocks that stay the same the level's examples make."""
@@ -157,12 +166,11 @@ class Draws(eqx.Module):
         """The level's block number i, and the other's first; for methods that remember what they found on each."""
         if not isinstance(self.source, Minibatches):
             return self._steady().source
-        rows = getattr(self.source, level)
-        batch, other = rows.batch(i * rows.size), self._draw(0, 0)
-        return (batch, other[1]) if level == "upper" else (other[0], batch)
+        starts = [i * rows.size if name == level else 0 for name, rows in zip(LEVELS, self._rows(), strict=True)]
+        return tuple(batches([rows], [start])[0] for rows, start in zip(self._rows(), starts, strict=True))
 
-    def _levels(self) -> tuple[Any, Any]:
-        return self.source.upper.all, self.source.lower.all
+    def _rows(self) -> tuple[Rows, Rows]:
+        return self.source.upper, self.source.lower
 
     def _steady(self) -> "Draws":
         if callable(self.source) or self.streamed:
@@ -182,8 +190,10 @@ class Draws(eqx.Module):
 
     def _draw(self, i: Any, j: Any) -> tuple[Any, ...]:
         if isinstance(self.source, Minibatches):
-            levels = (self.source.upper, i), (self.source.lower, j)
-            return tuple(rows.batch(self._place(level, k)[1]) for level, (rows, k) in enumerate(levels))
+            levels, places = self._rows(), (self._place(0, i)[1], self._place(1, j)[1])
+            if self.counts == (1, 1):  # both are wanted, and fetched together
+                return batches(levels, places)
+            return *batches(levels[:1], places[:1]), *batches(levels[1:], places[1:])
         if not callable(self.source):
             return self.source
         first = jax.random.fold_in(self.key, self.step)
