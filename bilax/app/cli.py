@@ -88,6 +88,10 @@ COMMANDS = {
             "bilax.experiments.suite.certificates:Certificates",
             "two thousand random followers, to catch a certificate that is wrong",
         ),
+        "proofs": (
+            "bilax.experiments.suite.proofs:Proofs",
+            "39 problems with known answers: what solve_global proves of follower and leader",
+        ),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "implicit": ("bilax.experiments.peers.implicit:Implicit", "a hypergradient of a solved follower beside jaxopt"),
         "stochastic": (
