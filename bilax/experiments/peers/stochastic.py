@@ -99,6 +99,7 @@ class Stochastic(Target):
                     task = self._loaded(case, running, Path(folder))
                     if case == "ijcnn1" and "lowest" not in results:
                         results["lowest"] = lowest(task)
+                        save_json(self.path, self, results)
                     known = {"reference": results["lowest"]} if case == "ijcnn1" else {}
                     for method in (method for one, method in wanted if one == case):
                         advance(f"{case}, {method}")
@@ -280,27 +281,3 @@ def _results(line: dict[str, Any]) -> list[str]:
 
 
 SIDES = ("peer", "bilax", "ten")
-
-
-def which_method(results: dict[str, Any]) -> str:
-    """The table of docs/methods.md: what each method reached by the last budget, and a step's time, best ones bold."""
-    lines = {tuple(name.split(", ")): line for name, line in results["lines"].items()}
-    cases, methods = (dict.fromkeys(name[i] for name in sorted(lines, key=_place)) for i in (0, 1))
-    reached = {name: float(np.median(at_budgets(line, "bilax")[-1])) for name, line in lines.items()}
-    best = {case: min(value for name, value in reached.items() if name[0] == case) for case in cases}
-
-    def cell(case: str, method: str) -> str:
-        if (case, method) not in lines:
-            return ""
-        value = reached[case, method]
-        text = f"{value:.2g}" if np.isfinite(value) else "–"
-        text = f"**{text}**" if value <= 1.1 * best[case] else text
-        return f"{text} ({per_thousand(lines[case, method], 'bilax'):.0f} µs)"
-
-    heads = [f"{case}: {CASES[case].quantity}" for case in cases]
-    rows = [[method, *(cell(case, method) for case in cases)] for method in methods]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [["", *heads], ["---"] * (1 + len(heads)), *rows]) + "\n"
-
-
-def _place(name: tuple[str, ...]) -> tuple[int, int]:
-    return list(CASES).index(name[0]), PEERS.index(name[1])
