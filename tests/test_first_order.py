@@ -1,6 +1,7 @@
 """F²SA and its kin: 50 steps as NumPy takes them, and convergence on a noisy quadratic."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -153,3 +154,46 @@ def test_fifty_steps_are_those_of_numpy(name):
 def test_it_converges_on_a_noisy_quadratic(name):
     # Those of papers without noise get all data: on batches they are biased.
     assert error(METHODS[name], 20_000, whole=name in ("bome", "v_pbgd", "g_pbgd", "meha")) < 0.1
+
+
+def bounded(y_set):
+    """y(x) is x's projection onto the set (or its proximal point), and F wants y at 2 and x at 0."""
+    return bilax.Problem(
+        lambda x, y: 0.5 * jnp.sum((y - 2) ** 2) + 0.05 * jnp.sum(x**2),
+        lambda x, y: 0.5 * jnp.sum((y - x) ** 2),
+        y_set=y_set,
+    )
+
+
+@pytest.mark.parametrize("name", ["f2sa", "v_pbgd", "meha"])
+def test_the_follower_stays_in_its_set(name):
+    method = {"f2sa": bilax.f2sa(3, 0.05, 0.05, 0.2, 10.0), "v_pbgd": METHODS[name], "meha": METHODS[name]}[name]
+    steps, set_ = 400, bilax.Box(-1.0, 1.0)
+    found = bilax.solve(bounded(set_), method, jnp.zeros(2), jnp.zeros(2), steps=steps, record_every=steps)
+    assert (np.abs(found.y) <= 1).all()
+    # The leader gains nothing beyond x = 1, where the follower is on its bound.
+    np.testing.assert_allclose(found.y, 1.0, atol=0.1)
+
+
+def test_sets_and_terms_are_refused_where_the_theory_has_none():
+    def call(method, y_set):
+        bilax.solve(bounded(y_set), method, jnp.zeros(2), jnp.zeros(2), steps=1)
+
+    for method in (
+        METHODS["bome"],
+        METHODS["g_pbgd"],
+        bilax.stocbio(1, 1, 0.1, 0.1, 0.1),
+        bilax.mrbo(1, 0.1, 0.1, 0.1),
+    ):
+        with pytest.raises(ValueError, match="follower without bounds"):
+            call(method, bilax.Box(0.0, 1.0))
+    with pytest.raises(ValueError, match="projects y onto a set"):
+        call(METHODS["v_pbgd"], bilax.L1(0.1))
+    with pytest.raises(ValueError, match="depends on x"):
+        call(METHODS["f2sa"], lambda x: bilax.Ball(1.0))
+    with pytest.raises(ValueError, match="needs a step length"):
+        call(bilax.f2sa(1, optax.adam(0.1), 0.1), bilax.L1(0.1))
+    with pytest.raises(ValueError, match="inner_steps must be a whole number"):
+        bilax.f2sa(0, 0.1, 0.1)
+    with pytest.raises(ValueError, match="v_rate must be a positive number"):
+        bilax.stocbio(1, 1, 0.1, 0.1, -0.1)
