@@ -62,7 +62,15 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """The search of pages opened as files by a script of our own, for the plugin's would come from the network."""
-    here = "../" * page.url.count("/")
+    return _without_network(output, "../" * page.url.count("/"))
+
+
+def on_post_template(output: str, template_name: str, **_: Any) -> str:
+    """The same for pages such as 404.html."""
+    return _without_network(output, "")
+
+
+def _without_network(output: str, here: str) -> str:
     return output.replace("https://unpkg.com/iframe-worker/shim", f"{here}assets/worker.js")
 
 

@@ -40,6 +40,9 @@ def code_blocks(markdown: str) -> Iterator[re.Match[str]]:
 
 def run_page(markdown: str, name: str = "page") -> str:
     """The page with the output of every block below it."""
+    import matplotlib
+
+    matplotlib.rcdefaults()  # a page does not inherit another's style
     names: dict[str, Any] = {"__name__": f"docs.{name}"}
     parts, end = [], 0
     for number, found in enumerate(code_blocks(markdown), 1):
