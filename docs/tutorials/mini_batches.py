@@ -22,6 +22,7 @@ rows, features = (500, 10) if quick else (20_000, 50)
 truth = rng.normal(size=features) * (np.arange(features) < features // 2)
 inputs = rng.normal(size=(2 * rows, features)).astype(np.float32)
 labels = (inputs @ truth + 2 * rng.normal(size=2 * rows) > 0).astype(np.float32)
+inputs, labels = jnp.asarray(inputs), jnp.asarray(labels)
 lower_data, upper_data = (inputs[:rows], labels[:rows]), (inputs[rows:], labels[rows:])
 
 

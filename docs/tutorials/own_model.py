@@ -103,14 +103,9 @@ weights = nnx.to_pure_dict(state)
 
 
 def nnx_apply(y, u):
-    merged = nnx.merge(definition, nnx.restore_int_paths(y) if False else _state(y))
-    return merged(u)
-
-
-def _state(y):
-    fresh = jax.tree.map(lambda leaf: leaf, state)
+    fresh = jax.tree.map(lambda leaf: leaf, state)  # a copy, whose values are replaced
     nnx.replace_by_pure_dict(fresh, y)
-    return fresh
+    return nnx.merge(definition, fresh)(u)
 
 
 def nnx_decay(x, y):
