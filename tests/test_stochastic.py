@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from bilax.experiments.stochastic import compare, curves, problems
 from bilax.experiments.stochastic.objectives import matrices, quadratic_mean
 from bilax.experiments.stochastic.settings import METHODS, SETTINGS, samples_per_step, setting
 
+ROOT = Path(__file__).parent.parent
 SMALL = ["--count", "96", "--leaders", "64", "--dim-y", "4", "--dim-x", "3", "--batch", "16"]
 
 
@@ -155,6 +157,12 @@ def test_compare_draws_all_methods(tmp_path, monkeypatch, capsys):
     assert record["results"]["methods"]["soba"]["samples"] == 2048
     assert "| soba | **" in compare.which_method({"quadratic": record})
     assert (tmp_path / "compare-quadratic.png").stat().st_size > 10_000
+
+
+def test_the_docs_have_the_table_that_the_stored_comparison_makes():
+    stored = {"quadratic": json.loads((ROOT / "results" / "compare-quadratic.json").read_text())}
+    table = compare.which_method(stored)
+    assert table in (ROOT / "docs" / "methods.md").read_text(), table
 
 
 def test_settings_are_for_methods_that_are_there():
