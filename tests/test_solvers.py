@@ -172,6 +172,17 @@ def test_when_it_stops_does_not_depend_on_scales(solver):
         np.testing.assert_allclose(other, y, atol=1e-4)
 
 
+@pytest.mark.parametrize("solver", [bilax.Newton(), bilax.LBFGS()])
+def test_a_start_outside_of_y_comes_in_though_f_is_lower_there(solver):
+    problem = bilax.Problem(
+        lambda x, y: jnp.sum(y), lambda x, y: jnp.sum((y - 10) ** 2), y_set=lambda x: bilax.Box(0.0, x)
+    )
+    method = bilax.Method(20, solver, derivative=bilax.Implicit(), follower_tolerance=1e-6)
+    (_, info), slope = jax.value_and_grad(bilax.approximate(problem, method), has_aux=True)(1.0, jnp.full(2, 5.0))
+    np.testing.assert_allclose(info.y, 1.0)
+    np.testing.assert_allclose(slope, 2.0)
+
+
 def test_below_the_rounding_of_f_the_slope_tells_where_to_stop():
     """A follower on a pedestal of 100 in single precision, whose last digits are all that f has left to tell."""
     curvature, pull = jnp.linspace(1, 30, 12, dtype=np.float32), jnp.sin(jnp.arange(12, dtype=np.float32))
