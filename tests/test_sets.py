@@ -185,7 +185,7 @@ def nearest_by_scipy(made: Made, v: np.ndarray, start: np.ndarray) -> np.ndarray
         def at(t):
             return np.r_[t, v[1:] * min(1, t / norm)]
 
-        distance = scipy.optimize.minimize_scalar(
+        distance: Any = scipy.optimize.minimize_scalar(
             lambda t: np.sum((at(t) - v) ** 2), bounds=(0, 9), method="bounded", options={"xatol": 1e-9}
         )
         return at(distance.x)

@@ -73,7 +73,7 @@ def _grid(task: _Search, x: Float[np.ndarray, " 1"]) -> tuple[Any, str]:
     places = np.linspace(task.lo[0], task.hi[0], GRID)
     k = int(np.argmin([task.value(np.array([place])) for place in places]))
     ends = places[max(k - 1, 0)], places[min(k + 1, GRID - 1)]
-    end = optimize.minimize_scalar(
+    end: Any = optimize.minimize_scalar(
         lambda v: task.value(np.array([v])), bounds=ends, method="bounded", options={"xatol": 1e-9}
     )
     end.x = np.array([end.x])
