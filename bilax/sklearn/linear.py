@@ -12,7 +12,9 @@ as much as F. Features are scaled to variance one inside, which is what the pena
 With few examples for each penalty F itself is over-fitted, in cross-validation too, though less than on one validation
 set. So log-penalties are taken to be normal around their own mean with a standard deviation `spread`, and what is
 minimised is n F (for ridge regression n F / 2σ², with σ² the least F of a common penalty) and
-Σ_j (x_j − mean)² / 2 spread². `bilax bench sklearn` compares with scikit-learn's grids over one penalty.
+Σ_j (x_j − mean)² / 2 spread². `bilax bench sklearn` compares with scikit-learn's grids over one penalty. The
+default of 0.5 was chosen on diabetes, breast cancer and wine, looking at the halves that were held out, so that what is
+measured on those data flatters it.
 """
 
 import functools
