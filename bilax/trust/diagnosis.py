@@ -3,6 +3,7 @@
 Everything here runs in double precision, whatever the caller's setting, and reports plain numbers.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -85,9 +86,31 @@ class Diagnosis(eqx.Module):
 
 
 _RECIPES: dict[str, Callable[[int, float], Method]] = {"ls": ls, "ia_gm_a": ia_gm_a, "iaptt_gm": iaptt_gm}
-_STARTS, _DESCENT_STEPS = 16, 300
+_DESCENT_STEPS = 300
+_LARGE = 2_000
+"""follower variables beyond which less is looked at"""
+
+
+class _Effort(NamedTuple):
+    """How much a survey looks at: an evaluation, and a vector kept, cost as much as the follower has variables."""
+
+    starts: int = 16
+    rounds: int = 5
+    """of descents with the step length that the curvature met so far allows"""
+    looks: int = 15
+    """at the curvature along each descent"""
+    products: int = 30
+    """of the Hessian with a vector, for one look"""
+
+    @classmethod
+    def for_size(cls, size: int) -> "_Effort":
+        return cls() if size <= _LARGE else cls(starts=4, rounds=2, looks=5, products=15)
+
+
 _TRIED = 10
 """leader steps with which a recommendation is tried"""
+_KEPT = 1 << 24
+"""numbers that looks at the curvature side by side may keep"""
 _ABSURD = 1e6
 """a greatest curvature that exceeds that at the follower's minimum by so much is no guide to a step length"""
 
@@ -102,8 +125,9 @@ def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = 
     with double_precision():
         x, y = in_double(check_point("x", x, may_be_empty=True)), in_double(check_point("y", y))
         x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), data)
-        unit = low_discrepancy(_STARTS, ravel_pytree(y)[0].size, 5)
-        survey = jax.device_get(_survey(problem, x, y, data, unit))
+        effort = _Effort.for_size(ravel_pytree(y)[0].size)
+        unit = low_discrepancy(effort.starts, ravel_pytree(y)[0].size, 5)
+        survey = jax.device_get(_survey(problem, x, y, data, unit, effort))
         least, greatest, minima, solved = float(survey.least), float(survey.greatest), int(survey.minima), 1.0
         solver, _ = choose_solver(problem, x, y, data)
         if ravel_pytree(y)[0].size <= DENSE:
@@ -135,7 +159,7 @@ def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = 
         residual=float(survey.residual),
         convexity=convexity,
         minima=minima,
-        starts=_STARTS,
+        starts=effort.starts,
         method=name,
         inner_steps=steps,
         step_size=1 / lipschitz,
@@ -181,25 +205,32 @@ class _Survey(NamedTuple):
 
 
 @quick_jit
-def _survey(problem: Problem, x: PyTree, y: PyTree, data: Any, unit: Array) -> _Survey:
+def _survey(problem: Problem, x: PyTree, y: PyTree, data: Any, unit: Array, effort: _Effort) -> _Survey:
     flat = flatten(problem, x, y, data)
     x_flat, y_flat = flat.ravel(x), flat.ravel(y)
     starts = _spread_starts(flat, y_flat, unit)
-    extremes = jax.vmap(lambda point: _extreme_curvature(flat, x_flat, point))
+
+    def extremes(points):
+        # Side by side as long as what they keep is small.
+        side_by_side = max(1, _KEPT // (effort.products * y_flat.size))
+        look = functools.partial(_extreme_curvature, flat, x_flat, products=effort.products)
+        return jax.lax.map(look, points, batch_size=min(side_by_side, len(points)))
+
     lows, highs = extremes(starts)
 
     def attempt(_, carry):
         # How far a descent gets, and so what curvature it meets, depends on α = 1/L: go to where the two agree.
         lipschitz = carry[0]
-        ends, (points, residuals) = jax.vmap(lambda start: _descent(flat, x_flat, start, 1 / lipschitz))(starts)
-        met = points[:, :: _DESCENT_STEPS // 15].reshape(-1, y_flat.size)
+        descend = functools.partial(_descent, flat, x_flat, alpha=1 / lipschitz, looks=effort.looks)
+        ends, (points, residuals) = jax.vmap(descend)(starts)
+        met = points.reshape(-1, y_flat.size)
         low, high = extremes(jnp.where(jnp.isfinite(met), met, y_flat))
         least, greatest = jnp.minimum(jnp.min(low), jnp.min(lows)), jnp.maximum(jnp.max(high), jnp.max(highs))
         return jnp.sqrt(lipschitz * _largest(least, greatest)), least, greatest, ends, residuals
 
     lipschitz = _largest(jnp.min(lows), jnp.max(highs))
-    carry = lipschitz, lipschitz, lipschitz, starts, jnp.zeros((_STARTS, _DESCENT_STEPS))
-    _, least, greatest, ends, residuals = jax.lax.fori_loop(0, 5, attempt, carry)
+    carry = lipschitz, lipschitz, lipschitz, starts, jnp.zeros((len(unit), _DESCENT_STEPS))
+    _, least, greatest, ends, residuals = jax.lax.fori_loop(0, effort.rounds, attempt, carry)
     reach = jnp.where(_bounded(flat.y_range), flat.y_range.width, jnp.ptp(starts, axis=0) + 1e-12)
     small = residuals[0] <= 0.01 * residuals[0, 0]
     settled = jnp.where(jnp.any(small), jnp.argmax(small), _DESCENT_STEPS)
@@ -221,20 +252,25 @@ def _bounded(search: Range) -> Array:
     return jnp.isfinite(search.lo) & jnp.isfinite(search.hi)
 
 
-def _extreme_curvature(flat: FlatProblem, x: Array, y: Array) -> tuple[Array, Array]:
-    ritz = lanczos(lambda v: flat.hessian_product(x, y, v), y.size)
+def _extreme_curvature(flat: FlatProblem, x: Array, y: Array, products: int = 30) -> tuple[Array, Array]:
+    ritz = lanczos(lambda v: flat.hessian_product(x, y, v), y.size, products)
     return jnp.min(ritz), jnp.max(ritz)
 
 
-def _descent(flat: FlatProblem, x: Array, start: Array, alpha: Array) -> tuple[Array, tuple[Array, Array]]:
-    """The end of a projected descent, and the points and residuals on the way."""
+def _descent(flat: FlatProblem, x: Array, start: Array, alpha: Array, looks: int) -> tuple[Array, tuple[Array, Array]]:
+    """The end of a projected descent, `looks` points on the way, and the residual at every step."""
 
     def step(point, _):
         slope = jax.grad(flat.lower, 1)(x, point)
         after = flat.project_y(point - alpha * slope)
-        return after, (point, jnp.linalg.norm(point - after) / alpha)
+        return after, jnp.linalg.norm(point - after) / alpha
 
-    return jax.lax.scan(step, start, length=_DESCENT_STEPS)
+    def part(point, _):
+        after, residuals = jax.lax.scan(step, point, length=_DESCENT_STEPS // looks)
+        return after, (point, residuals)
+
+    end, (points, residuals) = jax.lax.scan(part, start, length=looks)
+    return end, (points, residuals.reshape(-1))
 
 
 def _count_distinct(points: Array, reach: Array) -> Array:
