@@ -103,6 +103,14 @@ def test_progress_prints_plain_lines_without_a_terminal(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("line", ["[" * 5000, "{}", "null", '{"step": null}', '{"step": "x"}', "no json"])
+def test_a_line_of_a_log_that_is_none_is_kept(line, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(f'{{"step": 1}}\n{line}\n{{"step": 9}}\n')
+    bilax.JsonLines(log).restore({}, bilax.Snapshot((), (), 2, None))  # pyright: ignore[reportArgumentType]
+    assert log.read_text() == f'{{"step": 1}}\n{line}\n'
+
+
 def test_callbacks_may_stop_the_run_and_may_fail(tmp_path):
     seen = []
 

@@ -192,5 +192,5 @@ def _named(value: Any) -> dict[str, Any]:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # the last of brackets without end
         return -np.inf
