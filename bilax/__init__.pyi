@@ -23,7 +23,7 @@ from .gradient.unrolled import Forward, Reverse
 from .methods.algorithm import Algorithm, Evaluation, evaluate
 from .methods.auto import Auto, auto
 from .methods.double_loop import amigo, bsa, mrbo, stocbio, sustain, ttsa
-from .methods.first_order import bome, f2sa, f3sa, g_pbgd, meha, v_pbgd
+from .methods.first_order import bome, f2sa, f3sa, g_pbgd, meha, penalty, v_pbgd
 from .methods.recipes import (
     RECIPES,
     bda,
@@ -41,7 +41,7 @@ from .methods.recipes import (
     t_rhg,
 )
 from .methods.single_loop import fsla, ma_soba, saba, soba, srba
-from .methods.value_function import ValueFunction, bvfim, penalty
+from .methods.value_function import ValueFunction, bvfim
 from .methods.zeroth_order import pzobo
 from .models.from_torch import from_torch, to_torch
 from .problem.minibatches import Draws, Minibatches

@@ -397,7 +397,7 @@ def test_optimisers_are_refused_by_methods_that_have_none():
     with pytest.raises(TypeError, match="optimizer is not for Soba"):
         run(Soba(0.1, 0.1), optimizer=optax.adam(0.1))
     with pytest.raises(TypeError, match="z_optimizer is not for ValueFunction"):
-        run(bilax.penalty(2, 0.1), z_optimizer=optax.adam(0.1))
+        run(bilax.bvfim(2, 0.1), z_optimizer=optax.adam(0.1))
     with pytest.raises(TypeError, match="init, step and point"):
         run(Soba)
     with pytest.raises(ValueError, match="tasks must stay the same"):

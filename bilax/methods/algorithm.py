@@ -15,6 +15,7 @@ independent batches of the leader's and of the follower's data for the step.
 A field named `optimizer` (or `z_optimizer`) is what `solve(optimizer=...)` replaces.
 """
 
+import dataclasses
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -81,9 +82,9 @@ def update(
     return inside(a_set, optax.apply_updates(point, updates)), memory
 
 
-def gradient_through_view(problem: Problem, x: PyTree, data: tuple[Any, ...]) -> tuple[PyTree, Any]:
-    """The leader's view, computed once, and a function that turns a gradient in it into one in x."""
+def view_once(problem: Problem, x: PyTree, data: tuple[Any, ...]) -> tuple[Problem, PyTree, Any]:
+    """The problem whose leader is the view, computed here, the view, and what makes of a slope in it one in x."""
     if problem.context is None:
-        return x, lambda slope: slope
+        return problem, x, lambda slope: slope
     view, pull = eqx.filter_vjp(lambda x: problem.view(x, *data), x)
-    return view, lambda slope: pull(slope)[0]
+    return dataclasses.replace(problem, context=None), view, lambda slope: pull(slope)[0]

@@ -74,7 +74,8 @@ def pzobo(inner_steps: int, y_rate: Rate, x_rate: Rate, directions: int = 1, rad
     """PZOBO (Sow, Ji and Liang 2022): ∂_x F + (1/Q) Σ_j ⟨(y(x + μ u_j) − y(x))/μ, ∂_y F⟩ u_j with normal u_j.
 
     y(·) is `inner_steps` steps of the follower from where it was, on the same batches for all; Q = `directions`,
-    μ = `radius`. f is never differentiated in x.
+    μ = `radius`. f is never differentiated in x. benchmark_bilevel's PZOBO has the same estimate; the authors' code
+    (github.com/sowmaster/esjacobians) also knows directions of length 1, times the number of variables.
     """
     check_count("inner_steps", inner_steps)
     check_count("directions", directions)
