@@ -19,7 +19,7 @@ from bilax.datasets import Examples, find, load
 from bilax.experiments.cleaning import problem as cleaning
 from bilax.experiments.cleaning.problem import Batch, Split
 from bilax.experiments.cleaning.run import Cleaning
-from bilax.experiments.cleaning.table import (
+from bilax.experiments.cleaning.table_3 import (
     Figure3Right,
     Table3,
     at_chosen,
@@ -313,7 +313,7 @@ def test_a_cell_of_table_3_is_stored_and_read_again_only_with_the_same_settings(
         return dataclasses.replace(full(self, *words), **{**SMALL, "seed": (self.seed,)})
 
     monkeypatch.setattr(Table3, "config", config)
-    monkeypatch.setattr("bilax.experiments.cleaning.table.PLAIN", ())
+    monkeypatch.setattr("bilax.experiments.cleaning.table_3.PLAIN", ())
     table = Table3(out=tmp_path / "out", runs=tmp_path / "runs", dataset=("digits",), methods=("IAPTT-GM",))
     results = table.compute()["digits"]["IAPTT-GM"]
     path = tmp_path / "out" / "table-3" / "digits-iaptt-gm-none.json"

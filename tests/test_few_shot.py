@@ -40,8 +40,8 @@ from bilax.experiments.few_shot.learners import (
     ridge,
 )
 from bilax.experiments.few_shot.run import FewShot, load_learned, save_learned
-from bilax.experiments.few_shot.table import METHODS as TABLE_2
-from bilax.experiments.few_shot.table import Table2
+from bilax.experiments.few_shot.table_2 import METHODS as TABLE_2
+from bilax.experiments.few_shot.table_2 import Table2
 from bilax.experiments.few_shot.trained import load_trained, omniglot_runs, start_for
 from bilax.experiments.runner import End, Experiment
 from bilax.gradient.tasks import tasks_at_once

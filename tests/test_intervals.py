@@ -13,7 +13,7 @@ import pytest
 
 from bilax.trust import interval as iv
 from bilax.trust.interval import Interval
-from bilax.trust.jets import NotSupportedError, Traced
+from bilax.trust.interval_rules import NotSupportedError, Traced
 
 POINTS = int(os.environ.get("BILAX_POINTS", "30000"))
 mpmath.mp.prec = 200  # pyright: ignore[reportAttributeAccessIssue]

@@ -51,10 +51,10 @@ COMMANDS = {
         "figure-1": ("bilax.experiments.toy.figures:Figure1", "error curves from three starts, and basin maps"),
         "figure-2": ("bilax.experiments.toy.figures:Figure2", "k̄ and speed, with and without truncation"),
         "table-1": ("bilax.experiments.toy.figures:Table1", "time and memory of five methods"),
-        "table-2": ("bilax.experiments.few_shot.table:Table2", "few-shot learning by all methods"),
-        "table-3": ("bilax.experiments.cleaning.table:Table3", "hyper-cleaning of MNIST and FashionMNIST"),
+        "table-2": ("bilax.experiments.few_shot.table_2:Table2", "few-shot learning by all methods"),
+        "table-3": ("bilax.experiments.cleaning.table_3:Table3", "hyper-cleaning of MNIST and FashionMNIST"),
         "figure-3-left": ("bilax.experiments.convex.figures:Figure3Left", "acceleration on the convex example"),
-        "figure-3-right": ("bilax.experiments.cleaning.table:Figure3Right", "acceleration in hyper-cleaning"),
+        "figure-3-right": ("bilax.experiments.cleaning.table_3:Figure3Right", "acceleration in hyper-cleaning"),
         "theory": (
             "bilax.experiments.theory.theorems:Theory",
             "the lemmas and theorems, measured against what they predict",

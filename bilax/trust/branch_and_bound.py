@@ -11,7 +11,7 @@ import numpy as np
 
 from bilax.trust import interval as iv
 from bilax.trust.interval import Interval
-from bilax.trust.jets import Bounds, Traced
+from bilax.trust.interval_rules import Bounds, Traced
 
 LIMIT = 6
 """The most variables that cells are cut in: each one more asks for many times the cells."""

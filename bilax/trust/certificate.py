@@ -31,7 +31,7 @@ from bilax.trust.branch_and_bound import Domain
 from bilax.trust.flat_problem import FlatProblem, check_differentiable, flatten, with_plain_set
 from bilax.trust.follower_minima import low_discrepancy
 from bilax.trust.interval import Interval
-from bilax.trust.jets import NotSupportedError, Traced
+from bilax.trust.interval_rules import NotSupportedError, Traced
 from bilax.trust.proof import Evidence, examine, prove_convex
 from bilax.trust.wide_search import WideSearch
 

@@ -1,4 +1,4 @@
-"""The follower's value function f*(x) = min over y in Y of f(x, y), and methods built on it.
+"""The follower's value function f*(x) = min over y in Y of f(x, y).
 
 f* is found by many descents at once: starts spread over Y, sweeps along single coordinates (which cross the
 barriers between basins), then damped Newton steps. Everything is a vmap, so a hundred starts cost little more

@@ -41,7 +41,7 @@ from bilax.trust.follower_minima import (
     scan_coordinates,
     typical,
 )
-from bilax.trust.jets import NotSupportedError
+from bilax.trust.interval_rules import NotSupportedError
 from bilax.trust.leader_bound import MOST_VARIABLES, LeaderBound
 from bilax.trust.polish import Reduced, polish
 

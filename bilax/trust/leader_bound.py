@@ -23,7 +23,7 @@ from bilax.trust.branch_and_bound import everything_where, mean_value, second_or
 from bilax.trust.flat_problem import FlatProblem
 from bilax.trust.follower_minima import descend, low_discrepancy
 from bilax.trust.interval import Interval
-from bilax.trust.jets import Bounds, Traced
+from bilax.trust.interval_rules import Bounds, Traced
 
 MOST_VARIABLES = 4
 """of leader and follower together: each one more asks for many times the cells"""

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from bilax.trust.branch_and_bound import Domain, One, descend
 from bilax.trust.flat_problem import FlatProblem
-from bilax.trust.jets import Traced
+from bilax.trust.interval_rules import Traced
 
 _STEPS = 80
 

@@ -1,6 +1,6 @@
 """Whether a point minimises f globally over a set: proven, refuted by a better point, or neither, with a bound.
 
-f is bounded on intervals (`jets`). Followers of a few variables are searched by branch and bound; separable ones part
+f is bounded on intervals (`interval_rules`). Followers of a few variables are searched by branch and bound; separable ones part
 by part; where f is proven convex, its tangent at the point bounds it everywhere.
 """
 
@@ -22,7 +22,7 @@ from bilax.trust.branch_and_bound import (
     lowest_parabola,
 )
 from bilax.trust.interval import Interval
-from bilax.trust.jets import Traced
+from bilax.trust.interval_rules import Traced
 from bilax.trust.structure import Convexity, Separable, convexity, separate
 from bilax.trust.wide_search import RELATIVE
 

@@ -18,7 +18,7 @@ from jax.extend import core
 from bilax.trust import interval as iv
 from bilax.trust.branch_and_bound import LIMIT, least_eigenvalue
 from bilax.trust.interval import Interval
-from bilax.trust.jets import MOVES, Bounds, Interpreter, Jet, Traced
+from bilax.trust.interval_rules import MOVES, Bounds, Interpreter, Jet, Traced
 from bilax.trust.program import ENTRY_BY_ENTRY, dependents, is_linear, needed, recognised, terms_of, varying
 
 _ROWS = (1, 8, 64)

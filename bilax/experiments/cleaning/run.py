@@ -113,7 +113,7 @@ class Cleaning(Experiment):
     @classmethod
     def pictures(cls, record: RunRecord) -> dict[str, bytes]:
         """The examples with the lowest and the highest weights, for a report."""
-        from bilax.experiments.cleaning.table import draw_extremes
+        from bilax.experiments.cleaning.table_3 import draw_extremes
 
         shown = (record.result or {}).get("extremes")
         if not shown:
