@@ -10,8 +10,8 @@ A dynamics is any object with
 `follower` offers `upper(y)`, `lower(y)`, `project(y)` and, for terms with a proximal map, `prox(y, α)`. Nothing here
 knows how derivatives are taken: a state is a pytree and a step is a function, which is all the derivative rules need.
 
-A follower solver is a dynamics that measures itself how far it is: `Newton` also has `unsolved(state)`, which is compared
-with a method's `follower_tolerance`; for the others `gradient/phi.py` measures it.
+A follower solver is a dynamics that measures itself how far it is: `Newton` also has `unsolved(state)`, which is
+compared with a method's `follower_tolerance`; for the others `gradient/phi.py` measures it.
 """
 
 import math

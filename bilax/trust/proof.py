@@ -1,7 +1,7 @@
 """Whether a point minimises f globally over a set: proven, refuted by a better point, or neither, with a bound.
 
-f is bounded on intervals (`interval_rules`). Followers of a few variables are searched by branch and bound; separable ones part
-by part; where f is proven convex, its tangent at the point bounds it everywhere.
+f is bounded on intervals (`interval_rules`). Followers of a few variables are searched by branch and bound; separable
+ones part by part; where f is proven convex, its tangent at the point bounds it everywhere.
 """
 
 import time
