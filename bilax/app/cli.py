@@ -94,6 +94,10 @@ COMMANDS = {
         ),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "implicit": ("bilax.experiments.peers.implicit:Implicit", "a hypergradient of a solved follower beside jaxopt"),
+        "peers": (
+            "bilax.experiments.peers.side_by_side:Peers",
+            "outer steps beside PyTorch, higher, TorchOpt, BOAT and Betty",
+        ),
         "stochastic": (
             "bilax.experiments.peers.stochastic:Stochastic",
             "mini-batch methods beside benchmark_bilevel's own solvers",

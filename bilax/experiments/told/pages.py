@@ -23,6 +23,13 @@ BENCHES = {
         "One hypergradient, beside jaxopt",
         "The derivative through a solved follower at equal accuracy, each side with its best solver and tolerance.",
     ),
+    "peers": (
+        "The same outer steps, beside PyTorch, higher, TorchOpt, BOAT and Betty",
+        "Each library in a process of its own, in the way its documentation shows, with the same start, data, "
+        "precision and cores; samples are taken in turn. The error is that of the hypergradient at the start, relative "
+        "to ours in double precision, which central differences confirm. The whole run is the first result (from the "
+        "start of the process, imports and compilation included) and the other outer steps of the paper's run length.",
+    ),
     "few-shot": (
         "An outer step of few-shot learning, beside higher",
         "Seconds of one outer step, beside PyTorch with higher.",

@@ -1,0 +1,38 @@
+"""Which code made a stored number, and what has changed since."""
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent
+
+
+@functools.cache
+def code_hash(room: str) -> str:
+    """A short hash of what the modules of a folder of the package do; comments, docstrings and layout do not count."""
+    found = hashlib.sha256()
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        found.update(f"{path.relative_to(PACKAGE)} {ast.dump(_without_docstrings(path))}".encode())
+    return found.hexdigest()[:12]
+
+
+def code_of(rooms: Iterable[str]) -> dict[str, str]:
+    """What to store beside numbers that depend on these folders."""
+    return {room: code_hash(room) for room in rooms}
+
+
+def changed_rooms(code: dict[str, str]) -> list[str]:
+    """Which of the folders have changed since."""
+    return [room for room, made in code.items() if code_hash(room) != made]
+
+
+def _without_docstrings(path: Path) -> ast.Module:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            kept = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+            node.body = kept  # pyright: ignore[reportAttributeAccessIssue]
+    return tree

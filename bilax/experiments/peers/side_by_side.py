@@ -1,0 +1,326 @@
+"""`bilax bench peers`: the same outer steps by bilax and by other libraries, in turn, each in a process of its own."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from bilax.app.errors import refuse
+from bilax.app.show import Arg, Claim, Target, console, save_json, show_table, steps, stored_results
+from bilax.app.versions import changed_rooms, code_of
+from bilax.experiments.peers import orders
+from bilax.experiments.peers.cases import CASES, Case
+from bilax.experiments.peers.implicit import environment
+
+TORCH = ("torch==2.13.0", "numpy==2.4.6", "matplotlib==3.11.2", "optree==0.20.0", "graphviz==0.21", "tqdm==4.70.1")
+"""PyTorch, and what the peers below import; first, so that none of them brings another build of it"""
+PEERS = {
+    "higher": "higher==0.2.1",
+    "TorchOpt": "torchopt==0.7.3",
+    "BOAT": "boat-torch==1.1.1",
+    "Betty": "betty-ml==0.1.1",
+    "learn2learn": "learn2learn==0.2.0",
+}
+NO_CHOICE = "has no choice among the follower's iterates and no gradient in its start"
+CANNOT = {("Betty", "toy"): NO_CHOICE}
+"""why a peer cannot express a kind of case"""
+MEASURED = ("problem", "follower", "gradient", "methods", "run", "models", "experiments/peers")
+"""the rooms whose code these numbers depend on"""
+SAMPLE = 0.4
+"""seconds that a peer's sample takes at the least, if the case's whole run is so long"""
+
+
+class Side:
+    """A process that takes orders."""
+
+    def __init__(self, command: list[str], dtype: str, cache: str | None = None):
+        stored = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
+        if cache is not None:
+            stored = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        more = {"JAX_ENABLE_X64": str(int(dtype == "float64")), "JAX_PLATFORMS": "cpu", **stored}
+        self.process = subprocess.Popen(
+            command, env=os.environ | more, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, do: str, **order: Any) -> dict[str, Any]:
+        """What it answers; an error of its own ends the line."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        answer = json.loads(line) if line else {"error": "the process ended (out of memory, most likely)"}
+        if "error" in answer:
+            raise SideError(answer["error"])
+        return answer
+
+
+class SideError(Exception):
+    """A side could not do what it was told."""
+
+
+@contextlib.contextmanager
+def started(command: list[str], dtype: str, cache: str | None = None) -> Iterator[Side]:
+    """A new process, ended at the end."""
+    side = Side(command, dtype, cache)
+    try:
+        yield side
+    finally:
+        side.process.kill()
+        side.process.communicate()
+
+
+@dataclasses.dataclass
+class Peers(Target):
+    """Time of an outer step, time to the first result, peak memory and error of the hypergradient, beside each peer."""
+
+    only: Annotated[str | None, Arg(help="one case alone, such as toy-40")] = None
+    peer: Annotated[str | None, Arg(help="one peer alone, such as higher")] = None
+    repeats: Annotated[int, Arg(help="timed samples of each side, in turn")] = 7
+    cache: Annotated[Path, Arg(help="folder for the peers' environment")] = (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "peers"
+    )
+
+    name: ClassVar[str] = "benchmarks/peers"
+    claimant: ClassVar[str] = "what is to hold"
+    free: ClassVar[tuple[str, ...]] = ("redraw", "only", "peer")
+    in_cells: ClassVar[bool] = True
+
+    def compute(self) -> dict[str, Any]:
+        cases = {name: case for name, case in CASES.items() if self._asked(name, case)}
+        if not cases:
+            refuse(f"--only {self.only}: there is no such case. There are {', '.join(CASES)}.")
+        results = stored_results(self.path, self, ("only", "peer", "repeats", "redraw")) or {"lines": []}
+        python, missing = torch_environment(self.cache)
+        code = code_of(MEASURED)
+        with steps(len(cases), "peers") as advance:
+            for name, case in cases.items():
+                advance(case.title)
+                for line in self._case(name, case, python, missing, self._left(results["lines"], name, case)):
+                    results["lines"] = with_line(results["lines"], line | {"code": code})
+                    save_json(self.path, dataclasses.replace(self, only=None, peer=None), results)
+        return results
+
+    def _asked(self, name: str, case: Case) -> bool:
+        return self.only == name or (self.only is None and (case.quick or not self.quick))
+
+    def _left(self, lines: list[dict[str, Any]], name: str, case: Case) -> list[str]:
+        """The peers to be measured: those asked for, else those that the present code was not measured with."""
+        if self.peer is not None:
+            return [self.peer]
+        done = [line["peer"] for line in lines if line["case"] == name and not changed_rooms(line["code"])]
+        return [peer for peer in case.peers if self.only is not None or peer not in done]
+
+    def _case(
+        self, name: str, case: Case, python: Path, missing: dict[str, str], peers: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """One line for each peer, all measured in turn with one process of bilax."""
+        why = {p: missing.get(p) or CANNOT.get((p, case.kind)) for p in peers}
+        lines = [{"case": name, "peer": peer, "cannot": reason} for peer, reason in why.items() if reason]
+        able = [peer for peer, reason in why.items() if not reason]
+        if not able:
+            return lines
+        script = str(Path(__file__).with_name("torch_side.py"))
+        commands = {"bilax": [sys.executable, "-m", "bilax.experiments.peers.ours_side"]}
+        commands |= {peer: [str(python), script, peer] for peer in able}
+        with tempfile.TemporaryDirectory() as folder:
+            given = case.make(self.seed)
+            orders.store(Path(folder), given, case.dtype)
+            exact = reference(commands["bilax"], case, given)
+            found = {side: self._alone(command, case, folder, exact) for side, command in commands.items()}
+            failed = [side for side in found if "cannot" in found[side]]
+            good = {side: command for side, command in commands.items() if side not in failed}
+            for side, seconds in self._in_turn(good, case, folder).items():
+                found[side] |= {"all": seconds, "seconds": float(np.median(seconds))}
+        made = [{"case": name, "peer": p, "bilax": found["bilax"], "theirs": found[p]} for p in able if p not in failed]
+        return lines + made + [{"case": name, "peer": p, **found[p]} for p in failed]
+
+    def _alone(self, command: list[str], case: Case, folder: str, exact: dict[str, Any]) -> dict[str, Any]:
+        """In fresh processes: time to the first result, without and with programs on disk; memory; error."""
+        try:
+            found = [first(command, case, folder) for _ in range(1 if self.quick else 3)]
+            result = {key: float(np.median([one[key] for one in found])) for key in found[0]}
+            if "bilax.experiments.peers.ours_side" in command:
+                with tempfile.TemporaryDirectory() as cache:
+                    first(command, case, folder, cache)
+                    result["cached"] = first(command, case, folder, cache)["first"]
+            with started(command, case.dtype) as side:
+                side.ask("load", folder=folder, **case.order())
+                side.ask("gradient", out=f"{folder}/gradient.npz")
+                result["error"] = distance(f"{folder}/gradient.npz", exact["gradient"])
+                if case.checked:
+                    side.ask("run", steps=case.checked)
+                    side.ask("end", out=f"{folder}/end.npz")
+                    result["off"] = distance(f"{folder}/end.npz", exact["end"])
+                return result | {"versions": side.ask("versions"), "differences": exact["differences"]}
+        except SideError as error:
+            return {"cannot": f"fails: {error}"}
+
+    def _in_turn(self, commands: dict[str, list[str]], case: Case, folder: str) -> dict[str, list[float]]:
+        """Seconds of an outer step, in samples taken in turn; a first one of each does not count."""
+        with contextlib.ExitStack() as stack:
+            running = {side: stack.enter_context(started(one, case.dtype)) for side, one in commands.items()}
+            counts = {}
+            for side, one in running.items():
+                one.ask("load", folder=folder, **case.order())
+                counts[side] = case.ours if side == "bilax" else 1
+                long = one.ask("run", steps=counts[side])["seconds"]
+                if side != "bilax":
+                    counts[side] = max(1, min(case.outer_steps, math.ceil(SAMPLE / long)))
+            seconds: dict[str, list[float]] = {side: [] for side in running}
+            for _ in range(3 if self.quick else self.repeats):
+                for side, one in running.items():
+                    seconds[side].append(one.ask("run", steps=counts[side])["seconds"] / counts[side])
+        return seconds
+
+    def show(self, results: dict[str, Any]) -> list[Path]:
+        lines = [line for line in results["lines"] if "cannot" not in line]
+        show_table("What each takes", COLUMNS, rows_of(lines))
+        show_table("Times what bilax takes", RATIO_COLUMNS, [_ratios(line) for line in lines])
+        made = {name: number for line in lines for name, number in line["theirs"]["versions"].items()}
+        console.print(", ".join(f"{name} {number}" for name, number in made.items()), style="dim")
+        for line in results["lines"]:
+            if "cannot" in line:
+                console.print(f"{line['case']}: {line['peer']} cannot: {line['cannot']}")
+        stale = sorted({room for line in results["lines"] for room in changed_rooms(line["code"])})
+        if stale:
+            console.print(f"older than the code that they measure: {', '.join(stale)} changed since", style="yellow")
+        return []
+
+    def claims(self, results: dict[str, Any]) -> list[Claim]:
+        lines = [line for line in results["lines"] if "cannot" not in line]
+        texts = {
+            "seconds": "an outer step is faster",
+            "megabytes": "peak memory is less",
+            "first": "the first result is there sooner, nothing on disk",
+            "whole": "the paper's whole run ends sooner, compilation included",
+        }
+        return [_claim(lines, key, text) for key, text in texts.items() if lines]
+
+
+COLUMNS = ["case", "program", "ms a step (quartiles)", "first result, s", "again", "whole run, s", "peak, MB", "error"]
+"""`again` is with the compiled programs on disk; the error is the hypergradient's, relative to double precision"""
+RATIO_COLUMNS = ["case", "program", "time of a step", "first result", "whole run", "peak memory"]
+
+
+def rows_of(lines: list[dict[str, Any]]) -> list[list[str]]:
+    """bilax once for each case, then the peers."""
+    rows = []
+    for i, line in enumerate(lines):
+        if i == 0 or lines[i - 1]["case"] != line["case"]:
+            rows.append([line["case"], "bilax", *_numbers(line, "bilax")])
+        rows.append([line["case"], line["peer"], *_numbers(line, "theirs")])
+    return rows
+
+
+def _ratios(line: dict[str, Any]) -> list[str]:
+    keys = ("seconds", "first", "whole", "megabytes")
+    return [line["case"], line["peer"], *(_short(ratio(line, key)) for key in keys)]
+
+
+def _short(number: float) -> str:
+    """Three digits, in no other notation."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _numbers(line: dict[str, Any], side: str) -> list[str]:
+    one = line[side]
+    low, high = np.quantile(one["all"], (0.25, 0.75))
+    step, low, high = (_short(1e3 * number) for number in (one["seconds"], low, high))
+    times = [f"{step} ({low} to {high})", f"{one['first']:.2f}"]
+    cached = f"{one['cached']:.2f}" if "cached" in one else "–"
+    return [*times, cached, _short(value(line, side, "whole")), f"{one['megabytes']:.0f}", f"{one['error']:.0e}"]
+
+
+def value(line: dict[str, Any], side: str, key: str) -> float:
+    """One number of a side; `whole` is the first result and the paper's other outer steps."""
+    one = line[side]
+    return one["first"] + (CASES[line["case"]].outer_steps - 1) * one["seconds"] if key == "whole" else one[key]
+
+
+def ratio(line: dict[str, Any], key: str) -> float:
+    """What the peer takes over what bilax takes; of times, the median over pairs of samples."""
+    if key == "seconds":
+        return float(np.median(np.divide(line["theirs"]["all"], line["bilax"]["all"])))
+    return value(line, "theirs", key) / value(line, "bilax", key)
+
+
+def _claim(lines: list[dict[str, Any]], key: str, text: str) -> Claim:
+    ratios = {f"{line['case']} {line['peer']}": ratio(line, key) for line in lines}
+    behind = [f"{name} {one:.2f}" for name, one in ratios.items() if one < 1]
+    least, most = (_short(one) for one in (min(ratios.values()), max(ratios.values())))
+    here = f"{len(lines) - len(behind)} of {len(lines)}, {least} to {most} times"
+    return Claim(text, here + (f"; not {', '.join(behind)}" if behind else ""), not behind)
+
+
+def with_line(lines: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines with one more, or with one made anew, in the order of the cases."""
+
+    def place(line):
+        return list(CASES).index(line["case"]), ["PyTorch", *PEERS].index(line["peer"])
+
+    known = [line for line in lines if line["case"] in CASES and place(line) != place(new)]
+    return sorted([*known, new], key=place)
+
+
+def first(command: list[str], case: Case, folder: str, cache: str | None = None) -> dict[str, float]:
+    """Seconds from the start of a new process to the result of one outer step, and its peak memory then."""
+    began = time.perf_counter()
+    with started(command, case.dtype, cache) as side:
+        side.ask("load", folder=folder, **case.order())
+        side.ask("run", steps=1)
+        return {"first": time.perf_counter() - began, **side.ask("peak")}
+
+
+def reference(command: list[str], case: Case, given: orders.Given) -> dict[str, Any]:
+    """The hypergradient in double precision, what central differences make of it, and where the check ends."""
+    with tempfile.TemporaryDirectory() as folder, started(command, "float64") as side:
+        orders.store(Path(folder), given, "float64")
+        side.ask("load", folder=folder, **case.order())
+        side.ask("gradient", out=f"{folder}/gradient.npz")
+        found = {"gradient": dict(np.load(f"{folder}/gradient.npz")), **side.ask("differences")}
+        if case.checked:
+            side.ask("run", steps=case.checked)
+            side.ask("end", out=f"{folder}/end.npz")
+            found["end"] = dict(np.load(f"{folder}/end.npz"))
+        return found
+
+
+def distance(path: str, exact: dict[str, np.ndarray]) -> float:
+    """How far x and z in a file are from the exact ones, relative to these."""
+    with np.load(path) as found:
+        a, b = (np.concatenate([one["x"], one["z"]]) for one in (found, exact))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def torch_environment(cache: Path) -> tuple[Path, dict[str, str]]:
+    """The Python of the peers' environment, and why those that are not in it could not be installed."""
+    python = environment(cache, TORCH)
+    notes = python.parent.parent / "peers.json"
+    known = json.loads(notes.read_text()) if notes.exists() else {}
+    for peer, package in PEERS.items():
+        if known.get(peer, {}).get("package") == package:
+            continue
+        console.print(f"installing {package} ...", style="dim")
+        # Without what they ask for: it is there, and old pins of it would replace PyTorch.
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", package]
+        done = subprocess.run(pip, capture_output=True, text=True)
+        known[peer] = {"package": package, "why": None if done.returncode == 0 else reason(done.stdout + done.stderr)}
+        notes.write_text(json.dumps(known))
+    return python, {peer: f"cannot be installed: {one['why']}" for peer, one in known.items() if one["why"]}
+
+
+def reason(log: str) -> str:
+    """The line of pip's output that tells most: the first that a compiler calls an error, else the last."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "fatal error:" in line), lines[-1] if lines else "no message")

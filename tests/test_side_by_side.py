@@ -1,0 +1,113 @@
+"""`bilax bench peers`: what its sides are told and answer, and what is made of stored lines. No peer is needed."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from bilax.app import versions
+from bilax.experiments.peers import orders, ours_side, side_by_side
+from bilax.experiments.peers.cases import CASES
+
+
+def line(case="toy-40", peer="higher", times=2.0):
+    ours = {"all": [1.0, 2.0, 4.0], "seconds": 2.0, "first": 10.0, "cached": 5.0, "megabytes": 100.0, "error": 0.0}
+    theirs = {key: [times * one for one in number] if key == "all" else times * number for key, number in ours.items()}
+    theirs.pop("cached")
+    both = {"bilax": ours, "theirs": theirs | {"versions": {peer: "1.0"}}}
+    return {"case": case, "peer": peer, "code": {}, **both}
+
+
+def test_a_side_gives_the_gradient_of_the_numerical_example(tmp_path):
+    case = CASES["toy-40"]._replace(inner_steps=3)
+    orders.store(tmp_path, case.make(0), "float32")
+    work = ours_side.Ours(case.order(), orders.load(str(tmp_path)))
+
+    def phi(x, z):
+        y = [z]
+        for _ in range(3):
+            y.append(np.clip(y[-1] + case.step_size * x * np.cos(x * y[-1]), -2, 2))
+        return max(x + x * one for one in y[1:])
+
+    h = 1e-6
+    exact = [(phi(5 + h, 1) - phi(5 - h, 1)) / (2 * h), (phi(5, 1 + h) - phi(5, 1 - h)) / (2 * h)]
+    np.testing.assert_allclose(np.concatenate(work.gradient()), exact, rtol=1e-5)
+    assert work.run(2) > 0
+    assert work.end()[0].shape == (1,)
+
+
+def test_ratios_are_of_pairs_and_the_whole_run_counts_the_start():
+    steps = CASES["toy-40"].outer_steps
+    assert side_by_side.ratio(line(), "seconds") == 2
+    assert side_by_side.value(line(), "bilax", "whole") == 10 + (steps - 1) * 2
+
+
+def test_lines_stay_in_the_order_of_the_cases_and_are_replaced():
+    lines = side_by_side.with_line([line("toy-400")], line())
+    lines = side_by_side.with_line(lines, line(times=3.0))
+    assert [(one["case"], one["theirs"]["first"]) for one in lines] == [("toy-40", 30.0), ("toy-400", 20.0)]
+
+
+def test_claims_name_where_bilax_is_behind(tmp_path, capsys):
+    target = side_by_side.Peers(out=tmp_path, redraw=True)
+    cannot = {"case": "toy-40", "peer": "Betty", "cannot": "no iterates", "code": {"run": "other"}}
+    results = {"lines": [line(), line(peer="BOAT", times=0.5), cannot]}
+    claims = target.claims(results)
+    assert not any(claim.held for claim in claims)
+    assert all("not toy-40 BOAT 0.50" in claim.here for claim in claims)
+    target.show(results)
+    shown = capsys.readouterr().out
+    assert "Betty cannot: no iterates" in shown
+    assert "older than the code that they measure: run changed since" in shown
+
+
+def test_peers_that_were_measured_with_the_present_code_are_not_measured_again(tmp_path):
+    case, made = CASES["toy-40"], line() | {"code": versions.code_of(["run"])}
+    old = line(peer="BOAT") | {"code": {"run": "other"}}
+    left = side_by_side.Peers(out=tmp_path)._left([made, old], "toy-40", case)
+    assert left == [peer for peer in case.peers if peer != "higher"]
+
+
+def test_the_code_of_a_room_changes_with_what_it_does_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "PACKAGE", tmp_path)
+    (tmp_path / "room").mkdir()
+
+    def hashed(text):
+        (tmp_path / "room" / "a.py").write_text(text)
+        versions.code_hash.cache_clear()
+        return versions.code_hash("room")
+
+    plain = hashed("def f(x):\n    return x + 1\n")
+    assert hashed('"""What it is."""\n\n\ndef f(x):\n    """One more."""\n    return x  +  1  # so\n') == plain
+    assert hashed("def f(x):\n    return x + 2\n") != plain
+    assert versions.changed_rooms({"room": plain}) == ["room"]
+    versions.code_hash.cache_clear()
+
+
+def test_a_side_tells_its_errors_and_goes_on(monkeypatch, capsys):
+    class Fails(ours_side.Ours):
+        def __init__(self): ...
+
+        def run(self, steps):
+            raise ValueError("too many")
+
+    told = [{"do": "load", "folder": "."}, {"do": "run", "steps": 1}, {"do": "versions"}]
+    monkeypatch.setattr("sys.stdin", [json.dumps(order) for order in told])
+    monkeypatch.setattr("sys.stdout", sys.stdout)  # put back at the end
+    orders.serve(lambda order, given: Fails(), lambda: {"one": "1"})
+    answers = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert answers == [{}, {"error": "ValueError: too many"}, {"one": "1"}]
+
+
+def test_pips_message_is_cut_to_what_matters():
+    log = "building\nmeta_dataset.c:210:12: fatal error: longintrepr.h: No such file\nERROR: failed"
+    assert side_by_side.reason(log) == "meta_dataset.c:210:12: fatal error: longintrepr.h: No such file"
+    assert side_by_side.reason("a\nERROR: no such version\n") == "ERROR: no such version"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_has_what_its_sides_need(name):
+    case = CASES[name]
+    assert case.kind in ours_side.KINDS
+    assert {"PyTorch", *side_by_side.PEERS} >= set(case.peers)
