@@ -402,3 +402,33 @@ def test_the_error_of_an_iterated_solve_does_not_grow_with_the_scale_of_the_foll
         return np.sum((w - 1) ** 2)
 
     assert float(slope) == pytest.approx((exact(1e-4) - exact(-1e-4)) / 2e-4, rel=1e-2)
+
+
+@pytest.mark.parametrize("rule", [bilax.Reverse(), bilax.Forward(), bilax.Reverse(window=2)])
+def test_a_start_outside_of_y_begins_at_the_nearest_point(rule):
+    """z = (5, 0.3) where Y = [0, x]: the trajectory begins at (x, 0.3), and that x has a derivative."""
+    problem = bilax.Problem(
+        lambda x, y: jnp.sum(jnp.sin(y)), lambda x, y: jnp.sum((y - 0.2) ** 4), y_set=lambda x: bilax.Box(0.0, x)
+    )
+    phi = bilax.approximate(problem, bilax.Method(3, bilax.GradientDescent(0.1), derivative=rule))
+    x, z = jnp.asarray(1.0), jnp.asarray([5.0, 0.3])
+    (value, info), (grad_x, grad_z) = jax.value_and_grad(phi, (0, 1), has_aux=True)(x, z)
+    assert np.all(info.y <= x)
+    np.testing.assert_allclose(value, phi(x, jnp.asarray([1.0, 0.3]))[0])
+    if rule == bilax.Reverse(window=2):  # the cut leaves nothing of where it began
+        assert grad_x == 0
+        assert np.all(grad_z == 0)
+        return
+    step = 1e-6
+    np.testing.assert_allclose(grad_x, (phi(x + step, z)[0] - phi(x - step, z)[0]) / (2 * step), rtol=1e-7)
+    assert grad_x != 0
+    difference = [(phi(x, z + step * row)[0] - phi(x, z - step * row)[0]) / (2 * step) for row in np.eye(2)]
+    np.testing.assert_allclose(grad_z, difference, rtol=1e-7, atol=1e-12)
+
+
+def test_a_start_on_the_boundary_is_inside_and_stays_as_it_is():
+    """At a vertex of the simplex, whose projection has no derivative across the face, z still counts."""
+    problem = bilax.Problem(lambda x, y: y[0] - y[1], lambda x, y: 0.5 * jnp.sum((y - x) ** 2), y_set=bilax.Simplex())
+    phi = bilax.approximate(problem, bilax.Method(1, bilax.GradientDescent(0.5)))
+    grad_z = jax.grad(phi, 1, has_aux=True)(jnp.asarray([0.3, 0.3, 0.4]), jnp.asarray([1.0, 0.0, 0.0]))[0]
+    np.testing.assert_allclose(grad_z, [0.5, -0.5, 0.0], atol=1e-12)

@@ -212,3 +212,10 @@ def test_reverse_equals_forward_for_any_tree_set_and_steps(shapes, wrap, y_set, 
         results.append(jax.value_and_grad(phi, (0, 1), has_aux=True)(x, y))
     for other in results[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), results[0], other)
+
+
+def test_a_python_number_beside_single_precision():
+    """Under x64 a Python number is a double whose dtype gave way, in one branch of a condition and not in the other."""
+    problem = bilax.Problem(lambda x, y: jnp.sum((y - 1) ** 2) + x**2, lambda x, y: jnp.sum((y - x) ** 2))
+    solution = bilax.solve(problem, bilax.rhg(3, 0.25), 0.0, jnp.zeros(2, jnp.float32), steps=60)
+    np.testing.assert_allclose(solution.x, 1.75 / (2 * 0.875**2 + 1), atol=1e-5)  # y = 0.875 x

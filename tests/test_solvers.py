@@ -9,6 +9,7 @@ import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
 import bilax
+from bilax.follower.several_starts import SeveralStarts
 from tests.followers import FOLLOWERS, FollowerCase, X
 from tests.problems import central_difference
 
@@ -172,7 +173,16 @@ def test_when_it_stops_does_not_depend_on_scales(solver):
         np.testing.assert_allclose(other, y, atol=1e-4)
 
 
-@pytest.mark.parametrize("solver", [bilax.Newton(), bilax.LBFGS()])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        bilax.Newton(),
+        bilax.LBFGS(),
+        bilax.GradientDescent(),
+        SeveralStarts(bilax.Newton(), jnp.full((1, 2), 9.0)),
+    ],
+    ids=["newton", "l-bfgs", "descent", "several starts"],
+)
 def test_a_start_outside_of_y_comes_in_though_f_is_lower_there(solver):
     problem = bilax.Problem(
         lambda x, y: jnp.sum(y), lambda x, y: jnp.sum((y - 10) ** 2), y_set=lambda x: bilax.Box(0.0, x)
@@ -258,3 +268,16 @@ def test_what_a_solver_cannot_do_is_said():
     problem = bilax.Problem(lambda x, y: y**2, lambda x, y: (y - x) ** 2)
     with pytest.raises(ValueError, match=r"LBFGS\(\) search along a line.*derivative=bilax.Implicit\(\)"):
         jax.grad(lambda x: bilax.approximate(problem, bilax.Method(2, bilax.LBFGS()))(x, x)[0])(1.0)
+
+
+@pytest.mark.parametrize("solver", [bilax.GradientDescent(), bilax.Nesterov(sequence="fista")])
+def test_a_searched_step_goes_on_below_the_rounding_of_f(solver):
+    """Values alone let the step grow once they differ by rounding, and it never came below 1e-9."""
+    assert int(run(FOLLOWERS["logistic"], solver, 1e-9, 300).steps) < 100
+
+
+def test_line_searches_cannot_be_unrolled_in_reverse_and_the_remedy_is_named():
+    case = FOLLOWERS["logistic"]
+    phi = bilax.approximate(case.problem, bilax.Method(3, bilax.LBFGS()))
+    with pytest.raises(ValueError, match=r"bilax\.Implicit\(\)"):
+        jax.grad(phi, has_aux=True)(X, jnp.asarray(case.start))

@@ -13,7 +13,6 @@ from jax.flatten_util import ravel_pytree
 
 import bilax
 from bilax.experiments.suite.problems import PROBLEMS
-from bilax.follower.trajectory import Unrolling
 
 TOY = PROBLEMS["toy"]
 METHOD = bilax.iaptt_gm(12, 0.02)
@@ -50,7 +49,7 @@ class Faulty(eqx.Module):
                 free = run.follower(params)._replace(y_set=bilax.Reals())
                 return run.method.dynamics.step(k, state, free)
 
-            unrolling = Unrolling(step, unrolling.score, unrolling.length)
+            unrolling = unrolling._replace(step=step)
         pull = self.rule.pullback(run._replace(trajectory=trajectory, unrolling=unrolling), v)
         if self.fault == "swapped":
             (view, data, method), z = pull.params, pull.z

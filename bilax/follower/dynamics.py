@@ -232,8 +232,9 @@ def cauchy_step(follower: Follower, y: PyTree) -> Array:
 def searched_step(follower: Follower, u: PyTree, alpha: Array) -> tuple[PyTree, Array]:
     """A proximal gradient step from u, and the α it took: at most twice `alpha`, which is 0 before the first one.
 
-    α is halved until f(y⁺) ≤ f(u) + ⟨g, y⁺ − u⟩ + ‖y⁺ − u‖² / 2α. How often is a whole number, so it is constant nearby
-    and derivatives of the step are exact.
+    α is halved until f(y⁺) ≤ f(u) + ⟨g, y⁺ − u⟩ + ‖y⁺ − u‖² / 2α. Where that is a matter of f's rounding, slopes tell:
+    ⟨g⁺ − g, y⁺ − u⟩ ≤ ‖y⁺ − u‖² / α, the same for a quadratic f (as Hager and Zhang 2005). How often is a whole number,
+    so it is constant nearby and derivatives of the step are exact.
     """
     first = jax.lax.cond(alpha == 0, lambda: cauchy_step(follower, u).astype(alpha.dtype), lambda: alpha)
     longest = jnp.where(alpha == 0, first, 2 * alpha)
@@ -246,10 +247,17 @@ def searched_step(follower: Follower, u: PyTree, alpha: Array) -> tuple[PyTree, 
         length, halvings = carry
         trial = at_length(length)
         gone = jax.tree.map(jnp.subtract, trial, u)
-        bound = value + optax.tree.vdot(slope, gone) + optax.tree.norm(gone, squared=True) / (2 * length)
-        # Differences of values near each other are rounding.
-        slack = 8 * jnp.finfo(value.dtype).eps * jnp.abs(value)
-        return ~(follower.lower(trial) <= bound + slack) & (halvings < 60)
+        room = optax.tree.norm(gone, squared=True) / (2 * length)
+
+        def by_values():
+            return follower.lower(trial) <= value + optax.tree.vdot(slope, gone) + room
+
+        def by_slopes():
+            turned = jax.tree.map(jnp.subtract, jax.grad(follower.lower)(trial), slope)
+            return optax.tree.vdot(turned, gone) <= 2 * room
+
+        rounded = room <= 1e3 * jnp.finfo(value.dtype).eps * jnp.abs(value)
+        return ~jax.lax.cond(rounded, by_slopes, by_values) & (halvings < 60)
 
     fixed = jax.lax.stop_gradient((longest, jnp.zeros((), int)))
     _, halvings = jax.lax.while_loop(too_long, lambda carry: (carry[0] / 2, carry[1] + 1), fixed)

@@ -41,9 +41,7 @@ class Newton(eqx.Module):
         return NewtonState(y, zero, zero, zero + jnp.inf)
 
     def step(self, k: Any, state: NewtonState, follower: Follower) -> NewtonState:
-        # A start from another leader's Y may lie outside of this one's, where f can be lower than anywhere inside.
-        inside = follower.project(state.y) if hasattr(follower.y_set, "project") else state.y
-        y, unravel = ravel_pytree(inside)
+        y, unravel = ravel_pytree(state.y)
 
         def lower(v):
             return follower.lower(unravel(v))

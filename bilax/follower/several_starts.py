@@ -9,6 +9,7 @@ from jaxtyping import Array, PyTree
 
 from bilax.follower.dynamics import Dynamics
 from bilax.problem.problem import Follower
+from bilax.problem.terms import brought_inside
 
 
 class SeveralState(NamedTuple):
@@ -26,6 +27,10 @@ class SeveralStarts(eqx.Module):
 
     dynamics: Dynamics
     starts: PyTree
+
+    def within(self, follower: Follower) -> "SeveralStarts":
+        """With each of its starts in this follower's Y."""
+        return SeveralStarts(self.dynamics, jax.vmap(lambda one: brought_inside(follower.y_set, one))(self.starts))
 
     def init(self, y: PyTree) -> SeveralState:
         all_starts = jax.tree.map(

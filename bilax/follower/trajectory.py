@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from bilax.follower.dynamics import Dynamics
 from bilax.problem.problem import Follower
+from bilax.problem.terms import brought_inside
 
 
 class Last(eqx.Module):
@@ -36,8 +38,10 @@ def _upper(follower: Follower, y: PyTree) -> Any:
 
 
 class Unrolling(NamedTuple):
-    """How a method runs its follower: the step as a pure function, and which iterate counts."""
+    """How a method runs its follower: start and step as pure functions, and which iterate counts."""
 
+    begin: Callable[[PyTree, PyTree], PyTree]
+    """begin(params, z) -> s_0"""
     step: Callable[[Any, PyTree, PyTree], PyTree]
     """step(k, params, state) -> state"""
     score: Callable[[PyTree, PyTree], Any] | None
@@ -74,9 +78,19 @@ class Trajectory(NamedTuple):
     every: int | None
 
 
-def unroll(run: Unrolling, params: PyTree, state: PyTree, every: int | None = None) -> Trajectory:
-    """Runs K steps from `state`, keeping every `every`-th state (none by default)."""
-    count = run.length
+def begin(dynamics: Dynamics, y: PyTree, follower: Follower) -> PyTree:
+    """The state that starts at y, or at the point of Y nearest to it.
+
+    A start may come from another leader's Y, and outside of this one's f can be lower than anywhere inside.
+    """
+    if hasattr(dynamics, "within"):
+        dynamics = dynamics.within(follower)  # pyright: ignore[reportAttributeAccessIssue]
+    return dynamics.init(brought_inside(follower.y_set, y))
+
+
+def unroll(run: Unrolling, params: PyTree, z: PyTree, every: int | None = None) -> Trajectory:
+    """Runs K steps from z, keeping every `every`-th state (none by default)."""
+    count, state = run.length, run.begin(params, z)
     if run.solved is not None:
         return _unroll_until_solved(run, run.solved, params, state, every)
     if every == 1:
@@ -158,9 +172,9 @@ def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
     return Trajectory(chosen, last, k_bar, run.length, kept, 1)
 
 
-def replay(run: Unrolling, params: PyTree, state: PyTree, k_bar: Any) -> PyTree:
-    """s_k̄ from s_0 for a given k̄, keeping nothing."""
-    return jax.lax.fori_loop(0, k_bar, lambda k, s: run.step(k, params, s), state)
+def replay(run: Unrolling, params: PyTree, z: PyTree, k_bar: Any) -> PyTree:
+    """s_k̄ from z for a given k̄, keeping nothing."""
+    return jax.lax.fori_loop(0, k_bar, lambda k, s: run.step(k, params, s), run.begin(params, z))
 
 
 def sweep(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from bilax.follower.dynamics import GradientDescent, at
+from bilax.follower.dynamics import GradientDescent, at, move
 from bilax.gradient.rule import Cotangents, FollowerRun, StatelessRule
 
 if TYPE_CHECKING:
@@ -38,21 +38,22 @@ class FiniteDifference(StatelessRule):
             )
         follower = run.follower(run.params, 0)
         alpha = at(run.method.dynamics.step_size, 0)  # pyright: ignore[reportAttributeAccessIssue]
-        slope = jax.grad(follower.lower)(run.z)
-        moved = jax.tree.map(lambda a, g: (a - alpha * g).astype(a.dtype), run.z, slope)
+        start, begin = jax.vjp(run.unrolling.begin, run.params, run.z)
+        moved = move(start, jax.grad(follower.lower)(start), alpha)
         (v,) = jax.vjp(lambda m: follower.prox(m, alpha), moved)[1](v)
         norm = optax.tree.norm(v)
         size = self.epsilon / jnp.where(norm > 0, norm, 1)
 
         def gradient_at(sign):
-            shifted = jax.tree.map(lambda a, b: a + sign * size * b, run.z, v)
+            shifted = jax.tree.map(lambda a, b: a + sign * size * b, start, v)
             return jax.grad(lambda params, y: run.follower(params, 0).lower(y), (0, 1))(run.params, shifted)
 
         def minus_product(plus, minus):
             return -alpha * (plus - minus) / (2 * size)
 
         params_bar, curvature = jax.tree.map(minus_product, gradient_at(1.0), gradient_at(-1.0))
-        return Cotangents(params_bar, jax.tree.map(jnp.add, v, curvature))
+        start_bar, z_bar = begin(jax.tree.map(jnp.add, v, curvature))
+        return Cotangents(jax.tree.map(jnp.add, params_bar, start_bar), z_bar)
 
 
 class FirstOrder(StatelessRule):

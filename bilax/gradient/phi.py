@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from bilax.follower.dynamics import cauchy_step, residual
-from bilax.follower.trajectory import ArgMax, Solved, Unrolling, unroll
+from bilax.follower.trajectory import ArgMax, Solved, Unrolling, begin, unroll
 from bilax.gradient.method import Method
 from bilax.gradient.rule import FollowerRun
 from bilax.problem.checks import check_objectives
@@ -68,7 +68,7 @@ def approximate(problem: Problem, method: Method) -> Phi:
 def _phi(inputs: PyTree, problem: Problem) -> tuple[Array, Info]:
     view, data, method, z = inputs
     unrolling = _unrolling(problem, method, lambda params: params)
-    trajectory = unroll(unrolling, (view, data, method), method.dynamics.init(z))
+    trajectory = unroll(unrolling, (view, data, method), z)
     y = method.dynamics.point(trajectory.chosen)
     return problem.upper(view, y, *data), _info(problem, method, view, data, trajectory)
 
@@ -87,7 +87,7 @@ def _phi_forward(perturbed: PyTree, inputs: PyTree, problem: Problem):
         return problem.follower(*combine(params)[:2], k=k)
 
     unrolling = _unrolling(problem, method, combine)
-    trajectory = unroll(unrolling, params, method.dynamics.init(z), method.derivative.keep(method.inner_steps))
+    trajectory = unroll(unrolling, params, z, method.derivative.keep(method.inner_steps))
     run = FollowerRun(problem, method, unrolling, params, follower, z, perturbed[3], trajectory)
 
     def upper(params, y):
@@ -114,6 +114,10 @@ def scaled(gradients: PyTree, scale: Array | None, inputs: PyTree) -> PyTree:
 
 
 def _unrolling(problem: Problem, method: Method, combine: Callable[[PyTree], PyTree]) -> Unrolling:
+    def start(params, z):
+        view, data, method = combine(params)
+        return begin(method.dynamics, z, problem.follower(view, data))
+
     def step(k, params, state):
         view, data, method = combine(params)
         return method.dynamics.step(k, state, problem.follower(view, data, k=k))
@@ -123,6 +127,7 @@ def _unrolling(problem: Problem, method: Method, combine: Callable[[PyTree], PyT
         return method.select.score(problem.follower(view, data), method.dynamics.point(state))
 
     return Unrolling(
+        start,
         step,
         score if isinstance(method.select, ArgMax) else None,
         method.inner_steps,

@@ -58,10 +58,13 @@ class Reverse(eqx.Module):
                 f"the steps of {dynamics} search along a line or loop until something holds, so that no derivative "
                 "can go back over them. Use derivative=bilax.Implicit() with a follower_tolerance, or bilax.Forward()."
             ) from error
-        (z_bar,) = jax.vjp(lambda z: eqx.filter(dynamics.init(z), eqx.is_inexact_array), run.z)[1](state_bar)
+        at_start = jax.vjp(
+            lambda *start: eqx.filter(run.unrolling.begin(*start), eqx.is_inexact_array), run.params, run.z
+        )
+        start_bars = at_start[1](state_bar)
         if cut:
-            z_bar = jax.tree.map(lambda leaf: jnp.where(stop == 0, leaf, jnp.zeros_like(leaf)), z_bar)
-        return Cotangents(params_bar, z_bar)
+            start_bars = jax.tree.map(lambda leaf: jnp.where(stop == 0, leaf, jnp.zeros_like(leaf)), start_bars)
+        return Cotangents(jax.tree.map(jnp.add, params_bar, start_bars[0]), start_bars[1])
 
 
 class Forward(StatelessRule):
@@ -78,8 +81,7 @@ class Forward(StatelessRule):
 
         def response(flat):
             params, moving = unravel(flat)
-            start = dynamics.init(eqx.combine(moving, fixed))
-            return dynamics.point(replay(run.unrolling, params, start, run.trajectory.k_bar))
+            return dynamics.point(replay(run.unrolling, params, eqx.combine(moving, fixed), run.trajectory.k_bar))
 
         def along(direction):
             return optax.tree.vdot(v, jax.jvp(response, (point,), (direction,))[1])

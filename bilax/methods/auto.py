@@ -15,6 +15,7 @@ from bilax.follower.dynamics import GradientDescent, Nesterov, cauchy_step, dtyp
 from bilax.follower.lbfgs import LBFGS
 from bilax.follower.newton import Newton
 from bilax.follower.several_starts import SeveralStarts
+from bilax.follower.trajectory import begin
 from bilax.gradient.implicit import DENSE, Implicit
 from bilax.gradient.method import Method
 from bilax.methods.hypergradient import Hypergradient
@@ -191,7 +192,7 @@ def _descend(problem: Problem, solver: Any, x: PyTree, start: PyTree, data: tupl
     def body(carry):
         return carry[0] + 1, solver.step(carry[0], carry[1], follower)
 
-    return jax.lax.while_loop(unfinished, body, (jnp.asarray(0), solver.init(start)))[1]
+    return jax.lax.while_loop(unfinished, body, (jnp.asarray(0), begin(solver, start, follower)))[1]
 
 
 def _for_samples(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Hypergradient, Chosen]:

@@ -76,7 +76,8 @@ def check_point(name: str, point: PyTree, *, may_be_empty: bool = False) -> PyTr
             )
         if array.size == 0:
             raise ValueError(f"{where} is empty (shape {array.shape}). Leave it out of the tree.")
-    return jax.tree.map(jnp.asarray, point)
+    # As dtypes that stay what they are: a Python number's would give way to those it meets.
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), point)
 
 
 def check_inside(name: str, point: PyTree, a_set: Any) -> PyTree:

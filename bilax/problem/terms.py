@@ -16,9 +16,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from bilax.problem.sets import Set, is_flat
+from bilax.problem.sets import Reals, Set, is_flat
+from bilax.problem.trees import choose
 
 
 @runtime_checkable
@@ -162,6 +164,19 @@ def proximal(a_set: Any, v: PyTree, step: Any) -> PyTree:
 def inside(a_set: Any, v: PyTree) -> PyTree:
     """v projected onto a set; v itself, where a term, or a set that depends on x, leaves it to the follower's steps."""
     return a_set.project(v) if isinstance(a_set, Set) else v
+
+
+def brought_inside(a_set: Any, v: PyTree) -> PyTree:
+    """v itself up to rounding where it lies in the set, with its own derivative on the boundary too; else as `inside`.
+
+    Terms take any v.
+    """
+    if not isinstance(a_set, Set) or isinstance(a_set, Reals):
+        return v
+    nearest = a_set.project(v)
+    flat, near = ravel_pytree(v)[0], ravel_pytree(nearest)[0]
+    outside = jnp.max(jnp.abs(flat - near)) > 64 * jnp.finfo(flat.dtype).eps * jnp.max(jnp.abs(flat))
+    return choose(outside, nearest, v)
 
 
 def term_value(a_set: Any, v: PyTree) -> Any:
