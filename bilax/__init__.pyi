@@ -10,9 +10,10 @@ from .follower.dynamics import (
     residual,
 )
 from .follower.lbfgs import LBFGS
+from .follower.learned import LearnedDescent
 from .follower.newton import Newton
 from .follower.several_starts import SeveralStarts
-from .follower.trajectory import ArgMax, Last, pessimistic
+from .follower.trajectory import ArgMax, EveryStep, Last, pessimistic
 from .gradient.first_order import Displacement, FiniteDifference, FirstOrder
 from .gradient.implicit import Implicit, Neumann
 from .gradient.method import Method
@@ -20,6 +21,7 @@ from .gradient.phi import Info, Phi, approximate
 from .gradient.rule import Cotangents, Derivative, FollowerRun
 from .gradient.tasks import Tasks
 from .gradient.unrolled import Forward, Reverse
+from .methods.adaptation import imaml, maml_pp, meta_sgd, t_net
 from .methods.algorithm import Algorithm, Evaluation, evaluate
 from .methods.auto import Auto, auto
 from .methods.double_loop import amigo, bsa, mrbo, stocbio, sustain, ttsa
@@ -47,6 +49,7 @@ from .models.from_torch import from_torch, to_torch
 from .problem.minibatches import Draws, Minibatches
 from .problem.polyhedra import Affine, Halfspace, Hyperplane, Polyhedron
 from .problem.problem import Follower, Problem
+from .problem.proximity import near_leader
 from .problem.sets import Ball, Box, Each, L1Ball, NonNegative, Product, Reals, SecondOrderCone, Set, Simplex
 from .problem.terms import L1, ElasticNet, GroupL1, Lq, Term
 from .run.callbacks import EarlyStopping, JsonLines, Snapshot, TensorBoard
@@ -87,6 +90,7 @@ __all__ = [
     "EarlyStopping",
     "ElasticNet",
     "Evaluation",
+    "EveryStep",
     "FiniteDifference",
     "FirstOrder",
     "Follower",
@@ -107,6 +111,7 @@ __all__ = [
     "JsonLines",
     "L1Ball",
     "Last",
+    "LearnedDescent",
     "Lq",
     "Method",
     "Minibatches",
@@ -158,14 +163,18 @@ __all__ = [
     "ia_gm",
     "ia_gm_a",
     "iaptt_gm",
+    "imaml",
     "landscape",
     "leader_path",
     "ls",
     "ma_soba",
     "maml",
+    "maml_pp",
     "meha",
+    "meta_sgd",
     "mrbo",
     "multistart",
+    "near_leader",
     "ns",
     "one_step",
     "penalty",
@@ -181,6 +190,7 @@ __all__ = [
     "srba",
     "stocbio",
     "sustain",
+    "t_net",
     "t_rhg",
     "to_torch",
     "ttsa",

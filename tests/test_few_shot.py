@@ -398,6 +398,24 @@ def test_maml_and_its_kin_are_the_naive_ones(name):
     assert_trees_close(slope, expected_slope, rtol=1e-7, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["meta-sgd", "maml-pp", "t-net", "imaml"])
+def test_learned_steps_begin_as_those_of_maml_and_are_learned(name):
+    config = FewShot(method=name, dataset="sinusoid", inner_steps=2, step_size=0.05, shots=4, queries=4)
+    learner, method = config.learner(0), config.make_method()
+    (task,) = next(iter(config.batches("train", 0, 2)))
+    found = bilax.Tasks(bilax.approximate(learner.problem, few_shot.unaided(method))).each(learner.x0, learner.y0, task)
+    plain = dataclasses.replace(config, method="maml").learner(0)
+    maml = bilax.Tasks(bilax.approximate(plain.problem, bilax.rhg(2, 0.05))).each((), plain.y0, task)
+    if name != "imaml":  # whose steps are those of another f
+        np.testing.assert_allclose(found[0], maml[0], rtol=1e-5)
+    ended = bilax.solve(learner.problem, method, learner.x0, learner.y0, data=(task,), tasks=True, steps=2)
+    moved = jax.tree.map(
+        lambda a, b: float(jnp.abs(a - b).max()), *(eqx.filter(x, eqx.is_array) for x in (ended.x, learner.x0))
+    )
+    assert all(distance > 0 for distance in jax.tree.leaves(moved))
+    assert few_shot.answers(learner, method, ended.x, ended.z, jax.tree.map(lambda leaf: leaf[0], task)).shape == (4, 1)
+
+
 def test_reptile_alone_adapts_to_samples_of_the_task_and_in_training_alone():
     learner, one = FewShot(method="reptile", filters=2, way=3).learner(0), task(random_tasks((8, 8, 1)), 0)
     y = moved(learner.y0)

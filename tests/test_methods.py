@@ -53,6 +53,7 @@ METHODS = {
     "t_rhg": bilax.t_rhg(4, 0.2, 2),
     "penalty": bilax.penalty(4, 0.2),
     "bvfim": bilax.bvfim(4, 0.2),
+    "meta_sgd, maml_pp, t_net, imaml": bilax.maml_pp(4, rates=lambda x: jnp.full(4, 0.2) * jnp.exp(0.1 * x[0])),
     "auto": bilax.auto(),
     "a user's SOBA": Soba(0.1, 0.2),
     "soba, ma_soba, fsla": bilax.fsla(0.2, 0.1),
@@ -275,20 +276,8 @@ def test_a_user_s_soba_on_streamed_data_is_killed_and_resumed_to_the_bit(tmp_pat
 # What the follower sees of the leader
 
 
-class LearnedDescent:
-    """Meta-SGD's dynamics: the step lengths, one for each coordinate, are part of the leader's variables."""
-
-    def init(self, y):
-        return y
-
-    def step(self, k, state, follower):
-        return state - jnp.exp(follower.leader["log_rate"]) * jax.grad(follower.lower)(state)
-
-    def point(self, state):
-        return state
-
-    def residual_step(self, k):
-        return 1.0
+def _learned(k, leader, slope):
+    return jnp.exp(leader["log_rate"]) * slope
 
 
 LEARNED = bilax.Problem(
@@ -300,7 +289,9 @@ LEARNED_X = {"w": X0, "log_rate": jnp.asarray([-2.0, -1.5])}
 
 @pytest.mark.parametrize("rule", [bilax.Reverse(), bilax.Reverse(checkpoint=True), bilax.Forward()])
 def test_a_learned_step_length_has_the_derivative_of_finite_differences(rule):
-    phi = bilax.approximate(LEARNED, bilax.Method(5, LearnedDescent(), bilax.pessimistic(), rule, "auxiliary"))
+    phi = bilax.approximate(
+        LEARNED, bilax.Method(5, bilax.LearnedDescent(_learned), bilax.pessimistic(), rule, "auxiliary")
+    )
 
     def value(x):
         return phi(x, Y0, MEANS[0])[0]

@@ -146,6 +146,20 @@ def test_wrong_options_are_refused(options, said, tmp_path, capsys):
     assert any(part in text for part in said.split("|")), text
 
 
+def test_compare_cleaning_takes_up_where_it_was(tmp_path, capsys):
+    def compared(*methods):
+        with jax.enable_x64(False):
+            compare.CompareCleaning(methods=methods, seconds=0.02, dataset="digits", batch=16, out=tmp_path).main()
+        return json.loads((tmp_path / "compare-cleaning.json").read_text())["results"]["methods"]
+
+    first = compared("soba")["soba"]
+    assert compared("soba", "v-pbgd") == {"soba": first, "v-pbgd": compared("v-pbgd")["v-pbgd"]}
+    assert first["times"] == sorted(first["times"])
+    assert set(first["values"][-1]) == {"test error", "held-out error", "1 − F1"}
+    with pytest.raises(SystemExit):
+        compared("sobar")
+
+
 def test_compare_draws_all_methods(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare.problems, "quadratic", small_quadratic)
     monkeypatch.setattr(compare, "METHODS", {"soba": METHODS["soba"]})

@@ -46,6 +46,10 @@ COMMANDS = {
             "bilax.experiments.stochastic.compare:CompareLogistic",
             "the same on ijcnn1",
         ),
+        "cleaning": (
+            "bilax.experiments.stochastic.compare:CompareCleaning",
+            "the paper's hyper-cleaning by mini-batches: all methods for the same time",
+        ),
     },
     "reproduce": {
         "figure-1": ("bilax.experiments.toy.figures:Figure1", "error curves from three starts, and basin maps"),

@@ -28,6 +28,12 @@ class ArgMax(eqx.Module):
     score: Callable[[Follower, PyTree], Any]
 
 
+class EveryStep(eqx.Module):
+    """The leader's value is Σ_k w_k F(x, y_k), each w_k being 1/K if none are given; y_K is what is reported."""
+
+    weights: tuple[float, ...] | None = None
+
+
 def pessimistic() -> ArgMax:
     """Pessimistic trajectory truncation (Algorithm 1): k̄ = argmax over k of F(x, y_k)."""
     return ArgMax(_upper)

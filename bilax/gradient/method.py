@@ -7,7 +7,7 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from bilax.follower.dynamics import Aggregated, Dynamics, check_steps
-from bilax.follower.trajectory import ArgMax, Last
+from bilax.follower.trajectory import ArgMax, EveryStep, Last
 from bilax.gradient.rule import Derivative
 from bilax.gradient.unrolled import Reverse
 
@@ -27,7 +27,7 @@ class Method(eqx.Module):
 
     inner_steps: int
     dynamics: Dynamics
-    select: Last | ArgMax = Last()
+    select: Last | ArgMax | EveryStep = Last()
     derivative: Derivative = Reverse()
     start: Start = "fixed"
     follower_tolerance: float | None = None
@@ -40,10 +40,13 @@ class Method(eqx.Module):
         for name, protocol in (("dynamics", Dynamics), ("derivative", Derivative)):
             if not isinstance(getattr(self, name), protocol):
                 raise TypeError(f"{name}={getattr(self, name)!r} lacks the methods of bilax.{protocol.__name__}.")
-        if not isinstance(self.select, Last | ArgMax):
+        if not isinstance(self.select, Last | ArgMax | EveryStep):
             raise TypeError(
-                f"select must be bilax.Last(), bilax.pessimistic() or bilax.ArgMax(score), got {self.select!r}."
+                "select must be bilax.Last(), bilax.pessimistic(), bilax.ArgMax(score) or bilax.EveryStep(), got "
+                f"{self.select!r}."
             )
+        if isinstance(self.select, EveryStep):
+            self._check_every_step(self.select)
         if not callable(self.start) and self.start not in ("fixed", "warm", "auxiliary"):
             raise ValueError(f'start must be "fixed", "warm", "auxiliary" or a function of x, got {self.start!r}.')
         if self.follower_tolerance is not None and not self.follower_tolerance > 0:
@@ -57,4 +60,15 @@ class Method(eqx.Module):
             raise ValueError(
                 f'start="auxiliary" optimises z, but {self.derivative} has no z-gradient for inner_steps='
                 f'{self.inner_steps}. Use start="warm", or a rule that has one, such as bilax.Reverse().'
+            )
+
+    def _check_every_step(self, select: EveryStep) -> None:
+        if not isinstance(self.derivative, Reverse) or self.derivative.window or self.follower_tolerance is not None:
+            raise ValueError(
+                "select=EveryStep() is for all of inner_steps and derivative=bilax.Reverse() without a window, got "
+                f"{self.derivative} and follower_tolerance={self.follower_tolerance}."
+            )
+        if select.weights is not None and len(select.weights) != self.inner_steps:
+            raise ValueError(
+                f"weights has {len(select.weights)} entries for inner_steps={self.inner_steps}: give one for each step."
             )

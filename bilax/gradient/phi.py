@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from bilax.follower.dynamics import cauchy_step, residual
-from bilax.follower.trajectory import ArgMax, Solved, Unrolling, begin, unroll
+from bilax.follower.trajectory import ArgMax, EveryStep, Solved, Trajectory, Unrolling, begin, unroll
 from bilax.gradient.method import Method
 from bilax.gradient.rule import FollowerRun
 from bilax.problem.checks import check_objectives
@@ -47,7 +47,8 @@ class Phi(eqx.Module):
     def __call__(self, x: PyTree, z: PyTree, *data: Any) -> tuple[Float[Array, ""], Info]:
         z = self.method.start(x, *data) if callable(self.method.start) else z
         x, z = check_objectives(self.problem, x, z, data)
-        value, info = _phi((self.problem.view(x, *data), data, self.method, z), self.problem)
+        phi = _summed if isinstance(self.method.select, EveryStep) else _phi
+        value, info = phi((self.problem.view(x, *data), data, self.method, z), self.problem)
         return value, jax.lax.stop_gradient(info)
 
 
@@ -62,6 +63,25 @@ def approximate(problem: Problem, method: Method) -> Phi:
         (value, info), (gx, gz) = jax.value_and_grad(phi, (0, 1), has_aux=True)(x, z)
     """
     return Phi(problem, method)
+
+
+def _summed(inputs: PyTree, problem: Problem) -> tuple[Array, Info]:
+    """Σ_k w_k F(x, y_k), to be differentiated as it is written: every step has a cotangent of its own."""
+    view, data, method, z = inputs
+    count, unrolling = method.inner_steps, _unrolling(problem, method, lambda params: params)
+
+    def step(state, each):
+        k, weight = each
+        state = unrolling.step(k, (view, data, method), state)
+        value = problem.upper(view, method.dynamics.point(state), *data)
+        return state, (weight * value).astype(value.dtype)
+
+    weights = method.select.weights or (1 / count,) * count
+    step = jax.checkpoint(step) if method.derivative.checkpoint else step
+    first = unrolling.begin((view, data, method), z)
+    last, values = jax.lax.scan(step, first, (jnp.arange(count), jnp.asarray(weights)))
+    reached = Trajectory(last, last, count, count, None, None)
+    return jnp.sum(values), _info(problem, method, view, data, reached)
 
 
 @eqx.filter_custom_vjp

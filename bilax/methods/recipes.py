@@ -19,7 +19,7 @@ reptile           gradient descent     y_K                    displacement      
 from typing import Any, Literal, TypedDict, Unpack
 
 from bilax.follower.dynamics import Aggregated, Dynamics, GradientDescent, Nesterov, Steps
-from bilax.follower.trajectory import ArgMax, Last, pessimistic
+from bilax.follower.trajectory import ArgMax, EveryStep, Last, pessimistic
 from bilax.gradient.first_order import Displacement, FiniteDifference, FirstOrder
 from bilax.gradient.implicit import Implicit, Neumann
 from bilax.gradient.method import Method, Start
@@ -31,7 +31,7 @@ class Parts(TypedDict, total=False):
     """What every recipe lets you replace."""
 
     dynamics: Dynamics
-    select: Last | ArgMax
+    select: Last | ArgMax | EveryStep
     derivative: Derivative
     start: Start
     follower_tolerance: float | None

@@ -4,7 +4,8 @@ A learner says what is shared and what each task has of its own. There are five:
 
 - `heads`: the network is x, one linear classifier per task is y, and the features of a task are the problem's context,
   computed once per outer step. For RHG, T-RHG, BDA, IA-GM (which is ANIL), IAPTT-GM and the other recipes.
-- `networks`: each task has the whole network and the classifier as y; x is empty. For MAML, FOMAML and Reptile.
+- `networks`: each task has the whole network and the classifier as y; x is empty. For MAML, FOMAML and Reptile; with
+  learned steps as x (`with_leader`) for Meta-SGD, MAML++ and T-net, and with all of y as x (`near_leader`) for iMAML.
 - `prototypes`: the class means of a task's features are y; one step of length 1 on half their mean squared distance
   gets there from anywhere. For Prototypical Net (Snell et al. 2017).
 - `relations`: the same class means, compared with a query by a network that is learned too. For Relation Net (Sung et
@@ -118,19 +119,30 @@ def networks(
     one sample should help another (Nichol et al. 2018, Section 5).
     """
 
-    def predict(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Array:
+    def predict(x: PyTree, y: tuple[Any, Linear], task: Episode) -> Array:
         body, head = y
         return head(_features(body, task).query)
 
-    def lower(x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
+    def lower(x: PyTree, y: tuple[Any, Linear], task: Episode) -> Any:
         body, head = y
         return loss(head(body(task.support)), task.support_targets) + penalty(head)
 
-    def lower_at(k: Any, x: tuple[()], y: tuple[Any, Linear], task: Episode) -> Any:
+    def lower_at(k: Any, x: PyTree, y: tuple[Any, Linear], task: Episode) -> Any:
         return lower(x, y, sample(task, k, outputs))
 
     found = _learner(predict, lower, None, (), (network, linear(network, example, outputs)))
     return found._replace(problem=dataclasses.replace(found.problem, lower_at=lower_at)) if in_samples else found
+
+
+def with_leader(learner: Learner, make: Callable[[Array], Array]) -> Learner:
+    """The learner whose x has something for each array of y: step lengths, or a preconditioner."""
+    return learner._replace(x0=jax.tree.map(make, eqx.filter(learner.y0, eqx.is_inexact_array)))
+
+
+def near_leader(learner: Learner, weight: float) -> Learner:
+    """The learner whose tasks begin at x, a tree like y, and pay weight/2 times their squared distance from it."""
+    problem, test = (bilax.near_leader(problem, weight) for problem in (learner.problem, learner.test))
+    return Learner(problem, test, learner.predict, learner.y0, learner.y0)
 
 
 def sample(task: Episode, k: Any, way: int) -> Episode:
@@ -358,7 +370,8 @@ def unaided(method: bilax.Method) -> bilax.Method:
     dynamics = method.dynamics
     if isinstance(dynamics, bilax.Aggregated):
         dynamics = bilax.GradientDescent(dynamics.step_size)
-    return bilax.Method(method.inner_steps, dynamics)
+    start = method.start if callable(method.start) else "fixed"
+    return bilax.Method(method.inner_steps, dynamics, start=start)
 
 
 @eqx.filter_jit

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -34,6 +34,8 @@ from bilax.models import ConvNet4, Dense, ResNet12
 
 WHOLE = {"maml": bilax.maml, "fomaml": bilax.fomaml, "reptile": bilax.reptile}
 """methods in which each task adapts the whole network"""
+ADAPTING = ("meta-sgd", "maml-pp", "t-net", "imaml")
+"""the same, with steps that are learned, or near to the leader"""
 SOLVED = {
     "protonet": bilax.rhg(1, 1.0),
     "relation-net": bilax.rhg(1, 1.0),
@@ -47,12 +49,17 @@ FILTERS = 4096
 """at the most; more would fill the memory before training begins"""
 
 
+def _without_length(recipe: Callable[[int], bilax.Method]) -> Callable[[int, float], bilax.Method]:
+    """A recipe whose step lengths are the leader's."""
+    return lambda inner_steps, step_size: recipe(inner_steps)
+
+
 @dataclasses.dataclass
 class FewShot(Experiment):
     """N-way M-shot learning: a shared representation, and one linear classifier per task (the paper's Section 4.2).
 
-    Methods are protonet, relation-net, ridge (R2-D2), maml, fomaml, reptile, anil (which is ia-gm) and iaptt-gm, ia-gm,
-    ia-gm-a, rhg, t-rhg, fhg, bda, ls, ns.
+    Methods are protonet, relation-net, ridge (R2-D2), maml, fomaml, reptile, meta-sgd, maml-pp, t-net, imaml, anil
+    (which is ia-gm) and iaptt-gm, ia-gm, ia-gm-a, rhg, t-rhg, fhg, bda, ls, ns.
     The follower of the first three is solved by one step whatever K and α are. Training, validation and test classes
     differ; the result is the mean over test tasks with its 95 % interval, for what did best in validation (every
     --validate-every outer steps; the run ends after --patience steps without one that is better by --gain).
@@ -60,10 +67,13 @@ class FewShot(Experiment):
 
     method: Annotated[
         str,
-        Arg(help="iaptt-gm, ia-gm, anil, rhg, t-rhg, bda, maml, fomaml, reptile, protonet, relation-net, ridge, ..."),
+        Arg(
+            help="iaptt-gm, anil, rhg, t-rhg, bda, maml, reptile, meta-sgd, maml-pp, t-net, imaml, protonet, ridge, ..."
+        ),
     ] = "iaptt-gm"
     inner_steps: Annotated[int, Arg(help="K, follower steps per outer step")] = 10
     step_size: Annotated[float, Arg(help="α, the follower's step")] = 0.1
+    proximity: Annotated[float, Arg(help="imaml: λ, how much a task pays for going away from the common start")] = 2.0
     outer_steps: Annotated[int, Arg(help="T, outer steps")] = 2000
     rate: Annotated[float, Arg(help="the outer step for x (and z)")] = 1e-3
     optimizer: Annotated[Literal["sgd", "adam"], Arg(help="of the outer loop")] = "adam"
@@ -119,6 +129,8 @@ class FewShot(Experiment):
             for name in ("distortions", "backbone", "filters", "feature_scale", "way"):
                 if getattr(self, name) != getattr(FewShot, name):
                     self.refuse(f"--{name.replace('_', '-')} is for pictures.")
+        if not self.proximity > 0 or (self.proximity != FewShot.proximity and self.method != "imaml"):
+            self.refuse(f"--proximity is a positive number for imaml, got {self.proximity} for {self.method}.")
         if self.patience is not None and self.validate_every is None:
             self.refuse("--patience needs --validate-every.")
         if self.gain != 0 and self.patience is None:
@@ -129,14 +141,15 @@ class FewShot(Experiment):
             self.refuse(f"--gain must not be negative, got {self.gain}.")
 
     def make_method(self) -> bilax.Method:
-        recipes = {**WHOLE, "anil": bilax.ia_gm}
+        recipes = {**WHOLE, "anil": bilax.ia_gm, "t-net": bilax.t_net, "imaml": bilax.imaml}
+        recipes |= {"meta-sgd": _without_length(bilax.meta_sgd), "maml-pp": _without_length(bilax.maml_pp)}
         shared = [name.replace("_", "-") for name in bilax.RECIPES if name not in (*WHOLE, "one_step")]
         known = [*shared, *recipes, *SOLVED]
         if self.method not in known:
             raise ValueError(f"unknown method '{self.method}': {nearest(self.method, known)}")
         if self.start == "warm":
             raise ValueError("--start warm has no meaning for tasks that change; use fixed or auxiliary.")
-        if self.start is not None and self.method in (*WHOLE, *SOLVED):
+        if self.start is not None and self.method in (*WHOLE, *ADAPTING, *SOLVED):
             raise ValueError(f"--start is not for {self.method}, which has a start of its own.")
         if self.method in SOLVED:
             return SOLVED[self.method]
@@ -251,7 +264,20 @@ class FewShot(Experiment):
             return few_shot.relations(network, example, outputs, jax.random.fold_in(key, 1), maps)
         if self.method in WHOLE:
             return few_shot.networks(network, example, outputs, self._penalty(), in_samples=self.method == "reptile")
+        if self.method in ADAPTING:
+            return self._adapting(few_shot.networks(network, example, outputs, self._penalty()))
         return few_shot.heads(network, example, outputs, self._penalty())
+
+    def _adapting(self, learner: Learner) -> Learner:
+        """What the leader is of methods that learn how to adapt: first of all steps of the length α."""
+        if self.method == "imaml":
+            return few_shot.near_leader(learner, self.proximity)
+        makes: dict[str, Any] = {
+            "meta-sgd": lambda leaf: jnp.full_like(leaf, self.step_size),
+            "maml-pp": lambda leaf: jnp.full((self.inner_steps,), self.step_size, leaf.dtype),
+            "t-net": lambda leaf: jnp.eye(leaf.shape[-1], dtype=leaf.dtype),
+        }
+        return few_shot.with_leader(learner, makes[self.method])
 
     def _maps(self, shape: tuple[int, int, int], filters: int) -> tuple[int, int, int] | None:
         """The shape of the small pictures that Relation Net compares; ResNet-12 makes none."""

@@ -51,8 +51,12 @@ class Trained(NamedTuple):
 
     def answers(self, task: Episode) -> np.ndarray:
         """A row of scores for each query of a task of any number of classes."""
-        way = int(np.max(task.support_targets)) + 1
-        return np.asarray(few_shot.answers(self.learner, self.method, self.x, start_for(self.z, way), task))
+        way, x = int(np.max(task.support_targets)) + 1, self.x
+        if self.config.method in ("meta-sgd", "imaml"):
+            x = start_for(x, way)
+        elif self.config.method == "t-net" and way != self.config.way:
+            raise ValueError(f"t-net has learned how {self.config.way} classes depend on each other, got {way}.")
+        return np.asarray(few_shot.answers(self.learner, self.method, x, start_for(self.z, way), task))
 
     def adapt(self, pictures: Any, labels: Any) -> "Classifier":
         """Learns new classes from a few pictures (n, height, width, channels), bytes or numbers in [0, 1], of each.

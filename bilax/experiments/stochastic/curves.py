@@ -1,6 +1,7 @@
 """Runs that are looked at a few times: whole programs, so that looking costs nothing."""
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +41,33 @@ def run(
     spent = time.perf_counter() - began, time.process_time() - computed
     x_path, y_path = found.history.record
     return Curve(*spent, _joined(x_path, found.x, seeds, looks), _joined(y_path, found.z, seeds, looks))
+
+
+class Watch:
+    """A callback that looks at a run a few times, not counting what that takes, and ends it when its time is up.
+
+    The clock starts after the first `every` steps, which contain the compilation.
+    """
+
+    every = 32
+
+    def __init__(self, judge: Callable[[Any, Any], dict[str, float]], seconds: float, looks: int):
+        self.judge, self.seconds, self.looks = judge, seconds, looks
+        self.spent, self.since = 0.0, 0.0
+        self.steps: list[int] = []
+        self.times: list[float] = []
+        self.values: list[dict[str, float]] = []
+
+    def __call__(self, state: bilax.Snapshot, history: bilax.History) -> bool:
+        if self.since:
+            self.spent += time.process_time() - self.since
+        done = self.spent >= self.seconds
+        if done or self.spent >= self.seconds * (len(self.times) + 1) / self.looks:
+            self.steps.append(int(state.step))
+            self.times.append(self.spent)
+            self.values.append(self.judge(np.asarray(state.x), state.z))
+        self.since = time.process_time()
+        return done
 
 
 def _point(x: Any, z: Any, info: Any) -> Any:

@@ -18,6 +18,8 @@ from jaxtyping import Float
 
 import bilax
 from bilax.datasets import Examples, find, load
+from bilax.datasets.registry import entry
+from bilax.experiments.cleaning import problem as paper
 from bilax.experiments.stochastic.objectives import (
     Labelled,
     Signed,
@@ -38,7 +40,8 @@ class Task(NamedTuple):
 
     problem: bilax.Problem
     x0: Float[np.ndarray, " d"]
-    y0: Float[np.ndarray, "..."]
+    y0: Any
+    """an array, or a tree of them"""
     upper: Any
     """the leader's examples: a tree of arrays with one row for each"""
     lower: Any
@@ -291,6 +294,45 @@ def _judge_cleaning(
     said = weights >= weights.mean()
     f1 = 2 * float(np.sum(said & right)) / max(1, int(said.sum() + right.sum()))
     return {"test error": error(held), "validation error": error(upper), "F1": f1}
+
+
+def _paper_upper(x, y, upper, lower):
+    return jnp.mean(paper.cross_entropy(paper.logits(y, upper.inputs), upper.targets.T))
+
+
+def _paper_lower(x, y, upper, lower):
+    losses = paper.cross_entropy(paper.logits(y, lower.inputs), lower.targets.T)
+    return jnp.mean(jax.nn.sigmoid(x[lower.row]) * losses)
+
+
+HYPER_CLEANING = bilax.Problem(_paper_upper, _paper_lower)
+
+
+@functools.lru_cache(maxsize=1)
+def hyper_cleaning(dataset: str = "mnist", folder: Path | None = None, seed: int = 0) -> Task:
+    """The paper's hyper-cleaning (`bilax run cleaning`) by mini-batches: two layers, half of the labels wrong."""
+    train, test = load(dataset, folder)
+    parts = paper.split(train.join(test), entry(dataset, "examples").sizes, seeds=(seed,))
+
+    def labelled(part, labels):
+        rows = np.arange(len(labels), dtype=np.int32)
+        return Labelled(part.inputs, np.eye(parts.classes, dtype=np.float32)[labels], rows)
+
+    network = paper.network(jax.random.split(jax.random.key(seed), 1)[0], parts.train.inputs.shape[1], parts.classes)
+    ends = np.zeros(len(parts.noisy[0]), np.float32), jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), network)
+    upper, lower = labelled(parts.validation, parts.validation.labels), labelled(parts.train, parts.noisy[0])
+    return Task(HYPER_CLEANING, *ends, upper, lower, functools.partial(_judge_hyper_cleaning, parts))
+
+
+def _judge_hyper_cleaning(parts: paper.Split, x: np.ndarray, y: Any) -> dict[str, float]:
+    """Shares of wrong answers on the test and the held-out examples, and 1 − F1 of "x_i ≥ 0 means label i is right"."""
+
+    def error(part):
+        scores = np.asarray(paper.logits(y, jnp.asarray(part.inputs)))
+        return float(np.mean(np.argmax(scores, axis=0) != part.labels)) if np.isfinite(scores).all() else 1.0
+
+    f1 = float(paper.detected(jnp.asarray(x), jnp.asarray(parts.noisy[0] == parts.train.labels))[2])
+    return {"test error": error(parts.test), "held-out error": error(parts.held_out), "1 − F1": 1 - f1}
 
 
 def log_mean(values: np.ndarray) -> float:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import optax
+
 import bilax
 
 
@@ -171,6 +173,44 @@ METHODS: dict[str, Callable[[Setting, float], Any]] = {
 """(steps, batches in both levels' examples) -> the method with the schedules that benchmark_bilevel gives it"""
 PEERS = tuple(name for name in METHODS if name != "ma-soba")
 """those that benchmark_bilevel has too"""
+
+
+PAPER_RATES = (0.03, 0.1)
+"""of the follower: the paper's step of 0.03 for all data, and a longer one"""
+
+
+def hyper_cleaning_methods(rate: float) -> dict[str, Any]:
+    """All methods for the paper's hyper-cleaning by mini-batches: x by the paper's Adam, the follower by `rate`.
+
+    Penalties weigh f ten times as much as F, products with a Hessian are scaled by `rate`, and recipes take ten steps
+    on the batch of their outer step.
+    """
+    x = optax.adam(0.01)
+    storm: Any = {"forgetting": 0.1}
+    single, double = (rate, x), (rate, x, rate)
+    return {
+        "soba": bilax.soba(*single),
+        "ma-soba": bilax.ma_soba(*single),
+        "saba": bilax.saba(*single, filled=False),
+        "srba": bilax.srba(*single, period=156),
+        "fsla": bilax.fsla(*single, **storm),
+        "stocbio": bilax.stocbio(INNER_STEPS, TERMS, *double),
+        "amigo": bilax.amigo(INNER_STEPS, TERMS, *double),
+        "bsa": bilax.bsa(INNER_STEPS, TERMS, *double),
+        "ttsa": bilax.ttsa(TERMS, *double),
+        "sustain": bilax.sustain(TERMS, *double, **storm),
+        "mrbo": bilax.mrbo(TERMS, *double, **storm),
+        "f2sa": bilax.f2sa(1, rate / 10, x, rate, 10.0),
+        "f3sa": bilax.f3sa(rate / 10, x, rate, 10.0, 0.1),
+        "bome": bilax.bome(INNER_STEPS, rate, rate, x),
+        "v-pbgd": bilax.v_pbgd(1, rate, rate / 10, x, 10.0, carried=True),
+        "g-pbgd": bilax.g_pbgd(rate / 10, x, 10.0),
+        "meha": bilax.meha(rate, x),
+        "pzobo": bilax.pzobo(INNER_STEPS, rate, x, 10),
+        "rhg": bilax.rhg(INNER_STEPS, rate, start="warm"),
+        "iaptt-gm": bilax.iaptt_gm(INNER_STEPS, rate),
+        "one-step": bilax.one_step(rate),
+    }
 
 
 def samples_per_step(name: str, method: Any, steps: Setting, batch: int) -> float:
