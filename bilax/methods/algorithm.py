@@ -76,7 +76,7 @@ def update(
 ) -> tuple[PyTree, PyTree]:
     """One projected step of an optax optimiser: the next point and the next memory.
 
-    `more` is for optimisers that search along a line: `value`, `grad` and `value_fn`.
+    `more` is for optimisers that search along a line, `value`, `grad` and `value_fn`, or that are told the `step`.
     """
     updates, memory = optax.with_extra_args_support(optimizer).update(gradient, memory, point, **more)
     return inside(a_set, optax.apply_updates(point, updates)), memory

@@ -116,11 +116,12 @@ class DoubleLoop(eqx.Module):
         x, y, v, (x_memory, y_memory) = carry
 
         def follow(i, carry):
-            return moved(self.y_optimizer, lower_slope(problem, x, carry[0], data.lower(i)), carry[1], carry[0])
+            slope, taken = lower_slope(problem, x, carry[0], data.lower(i)), data.step * self.inner_steps + i
+            return moved(self.y_optimizer, slope, carry[1], carry[0], taken)
 
         y, y_memory = jax.lax.fori_loop(0, self.inner_steps, follow, (y, y_memory))
         found, v = hypergradient(problem, self.system, x, y, v, data, key, self.inner_steps)
-        x, x_memory = update(self.optimizer, found.grad_x, x_memory, x, problem.x_set)
+        x, x_memory = update(self.optimizer, found.grad_x, x_memory, x, problem.x_set, step=data.step)
         return Carry(x, y, v, (x_memory, y_memory)), found
 
     def point(self, carry: Carry) -> tuple[PyTree, PyTree]:
@@ -184,8 +185,8 @@ class Storm(eqx.Module):
         # Before the first step there is nothing to correct.
         share = jnp.where(data.step == 0, 1.0, self.forgetting(data.step))
         slopes = corrected(here, estimate(*before)[0], slopes, share)
-        x_next, x_memory = update(self.optimizer, slopes[0], x_memory, x, problem.x_set)
-        y_next, y_memory = moved(self.y_optimizer, slopes[1], y_memory, y)
+        x_next, x_memory = update(self.optimizer, slopes[0], x_memory, x, problem.x_set, step=data.step)
+        y_next, y_memory = moved(self.y_optimizer, slopes[1], y_memory, y, data.step)
         after = StormCarry(x_next, y_next, (x, y), slopes, (x_memory, y_memory))
         return after, found._replace(grad_x=slopes[0])
 

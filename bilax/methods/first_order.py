@@ -99,7 +99,7 @@ class TwoFollowers(eqx.Module):
         f, lower_x, slope = lower_slopes(seen, x, y, lower(2 * steps))
         below = lower_slopes(seen, x, z, lower(2 * steps + 1))[1]
         grad_x = back(add_scaled(upper_x, weight, jax.tree.map(jnp.subtract, lower_x, below)))
-        x_next, x_memory = update(self.optimizer, grad_x, carry.memory[0], carry.x, problem.x_set)
+        x_next, x_memory = update(self.optimizer, grad_x, carry.memory[0], carry.x, problem.x_set, step=data.step)
         total, residual = f + term_value(problem.y_set, y), _residual(problem, slope, y, self.residual_step)
         found = Evaluation(y, value, total, residual, grad_x=grad_x)
         return Carry(x_next, y, z, (x_memory, y_memory, z_memory)), found
@@ -141,7 +141,7 @@ class TwoFollowersWithMomentum(eqx.Module):
         here, (value, f, slope) = _slopes_of_x(problem, (x, y_next, z_next), data)
         of_x = corrected(here, _slopes_of_x(problem, before_x, data)[0], of_x, share)
         grad_x = add_scaled(of_x[0], weight, jax.tree.map(jnp.subtract, of_x[1], of_x[2]))
-        x_next, x_memory = update(self.optimizer, grad_x, memory[0], x, problem.x_set)
+        x_next, x_memory = update(self.optimizer, grad_x, memory[0], x, problem.x_set, step=data.step)
         more = (x, y, z), of_y, (x, y_next, z_next), of_x
         found = Evaluation(y_next, value, f, _residual(problem, slope, y_next), grad_x=grad_x)
         return Carry(x_next, y_next, z_next, (x_memory, y_memory, z_memory), more), found
@@ -191,7 +191,7 @@ class Together(eqx.Module):
         q, q_x, q_y, f, slope, z = self.measure(self, problem, x, y, carry.z if self.carried else y, data)
         weight = self.multiplier(data.step, tuple(slopes), q, (q_x, q_y))
         grad_x, grad_y = add_scaled(slopes[0], weight, q_x), add_scaled(slopes[1], weight, q_y)
-        x_next, x_memory = update(self.optimizer, grad_x, carry.memory[0], x, problem.x_set)
+        x_next, x_memory = update(self.optimizer, grad_x, carry.memory[0], x, problem.x_set, step=data.step)
         y_next, y_memory = self.y_mover(grad_y, carry.memory[1], y, problem.y_set, data.step)
         found = Evaluation(y, value, f, _residual(problem, slope, y), grad_x=grad_x)
         return Carry(x_next, y_next, z if self.carried else (), (x_memory, y_memory, ())), found
@@ -267,7 +267,7 @@ class Envelope(eqx.Module):
         f, lower_x, lower_y = lower_slopes(problem, x, y, data.lower())
         gap = jax.tree.map(jnp.subtract, lower_x, lower_slopes(problem, x, theta, data.lower())[1])
         grad_x = add_scaled(gap, share, upper_x)
-        x_next, x_memory = update(self.optimizer, grad_x, carry.memory[0], x, problem.x_set)
+        x_next, x_memory = update(self.optimizer, grad_x, carry.memory[0], x, problem.x_set, step=data.step)
         apart = jax.tree.map(lambda a, b: (a - b) / self.gamma, theta, y)
         slope = add(lower_slope(problem, x_next, y, data.lower()), apart)
         slope = add_scaled(slope, share, upper_slopes(problem, x_next, y, data.upper())[2])

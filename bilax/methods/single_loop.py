@@ -99,12 +99,28 @@ class Tables(eqx.Module):
             i = data.next_block(rows)
             value, *new = slopes(problem, point, data.block(rows, i))
             new, count = tuple(new), data.blocks(rows)
-            change = jax.tree.map(lambda new, table, i=i: new - table[i], new, table)
+            row = _read(table, i, data.step)
+            change = jax.tree.map(jnp.subtract, new, row)
             direction = add(change, mean)
-            table = jax.tree.map(lambda table, new, i=i: table.at[i].set(new), table, new)
+            table = jax.tree.map(
+                lambda t, r, i=i: jax.lax.dynamic_update_index_in_dim(t, r, i, 0), table, add(row, change)
+            )
             found.append((value, direction, (table, jax.tree.map(lambda m, c, n=count: m + c / n, mean, change))))
         (f, (slope, cross, curved), below), (upper, (upper_x, upper_y), above) = found
         return Directions(add(cross, upper_x), slope, add(curved, upper_y), (upper, f)), (below, above)
+
+
+def _read(table: PyTree, i: Array, step: Array) -> PyTree:
+    """Row i, read by itself before another is written there.
+
+    XLA would have everything that needs the row read the table, and, as nothing then says that this comes before the
+    writing, copy all tables in each step. It does not look into a branch, though this one is always taken.
+    """
+
+    def rows():
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False), table)
+
+    return jax.lax.cond(step >= 0, rows, lambda: zeros(jax.eval_shape(rows)))
 
 
 def _lower_row(problem: Problem, point: Point, data: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -164,9 +180,9 @@ class SingleLoop(eqx.Module):
     def step(self, problem: Problem, carry: Carry, data: Draws, key: Array) -> tuple[Carry, Evaluation]:
         (x, y, v), memory = carry.point, carry.memory
         found, estimate = self.estimate(problem, carry.point, carry.estimate, data)
-        x_next, x_memory = update(self.optimizer, found.x, memory[0], x, problem.x_set)
-        y_next, y_memory = moved(self.y_optimizer, found.y, memory[1], y)
-        v_next, v_memory = moved(self.v_optimizer, found.v, memory[2], v)
+        x_next, x_memory = update(self.optimizer, found.x, memory[0], x, problem.x_set, step=data.step)
+        y_next, y_memory = moved(self.y_optimizer, found.y, memory[1], y, data.step)
+        v_next, v_memory = moved(self.v_optimizer, found.v, memory[2], v, data.step)
         after = Carry(Point(x_next, y_next, v_next), (x_memory, y_memory, v_memory), estimate)
         value, f = found.values
         return after, Evaluation(y, value, f, optax.tree.norm(found.y), grad_x=found.x)
@@ -193,14 +209,14 @@ class Fsla(eqx.Module):
     def step(self, problem: Problem, carry: Carry, data: Draws, key: Array) -> tuple[Carry, Evaluation]:
         (x, y, v), memory, (x_before, slope_x) = carry
         slope = lower_products(problem, x, y, v, data.lower(0))[1]
-        y_next, y_memory = moved(self.y_optimizer, slope, memory[1], y)
+        y_next, y_memory = moved(self.y_optimizer, slope, memory[1], y, data.step)
         f, slope, _, curved = lower_products(problem, x, y_next, v, data.lower(1))
         value, _, upper_y = upper_slopes(problem, x, y_next, data.upper(0))
-        v_next, v_memory = moved(self.v_optimizer, add(curved, upper_y), memory[2], v)
+        v_next, v_memory = moved(self.v_optimizer, add(curved, upper_y), memory[2], v, data.step)
         here = _slope_of_x(problem, Point(x, y_next, v_next), data)
         before = _slope_of_x(problem, Point(x_before, y, v), data)
         slope_x = corrected(here, before, slope_x, self.forgetting(data.step))
-        x_next, x_memory = update(self.optimizer, slope_x, memory[0], x, problem.x_set)
+        x_next, x_memory = update(self.optimizer, slope_x, memory[0], x, problem.x_set, step=data.step)
         after = Carry(Point(x_next, y_next, v_next), (x_memory, y_memory, v_memory), (x, slope_x))
         return after, Evaluation(y_next, value, f, optax.tree.norm(slope), grad_x=slope_x)
 

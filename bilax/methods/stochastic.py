@@ -24,15 +24,33 @@ def optimizer_of(name: str, rate: Rate) -> optax.GradientTransformation:
     if isinstance(rate, optax.GradientTransformation):
         return rate
     if callable(rate):
-        return optax.sgd(rate)
+        return _by_step(rate)
     check_rate(name, rate)
     return optax.sgd(rate)
 
 
-def moved(optimizer: optax.GradientTransformation, slope: PyTree, memory: PyTree, point: PyTree) -> tuple[Any, Any]:
+def _by_step(schedule: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Gradient steps of the length schedule(k), k being the `step` that `update` and `moved` hand on.
+
+    `optax.sgd` would count for each variable by itself, which took an eighth of a step of SOBA with 22 variables.
+    """
+
+    def update(updates: PyTree, state: PyTree, params: Any = None, *, step: Any, **more: Any) -> Any:
+        length = schedule(step)
+        return jax.tree.map(lambda slope: (-length * slope).astype(slope.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(_remembers_nothing, update)  # pyright: ignore[reportArgumentType]
+
+
+def _remembers_nothing(params: PyTree) -> optax.EmptyState:
+    return optax.EmptyState()
+
+
+def moved(
+    optimizer: optax.GradientTransformation, slope: PyTree, memory: PyTree, point: PyTree, step: Any
+) -> tuple[Any, Any]:
     """One step of an optimiser without a set: the next point and the next memory."""
-    updates, memory = optimizer.update(slope, memory, point)
-    return optax.apply_updates(point, updates), memory
+    return update(optimizer, slope, memory, point, Reals(), step=step)
 
 
 class Mover(eqx.Module):

@@ -60,7 +60,7 @@ class Differences(eqx.Module):
 
         spread = jax.vmap(along)(jax.random.split(key, self.directions))
         grad_x = jax.tree.map(lambda a, b: a + b.mean(0), upper_x, spread)
-        x_next, memory = update(self.optimizer, grad_x, carry.memory[0], x, problem.x_set)
+        x_next, memory = update(self.optimizer, grad_x, carry.memory[0], x, problem.x_set, step=data.step)
         f, _, slope = lower_slopes(problem, x, y, data.lower(self.inner_steps))
         after = problem.follower(problem.view(x, *data.lower()), ()).prox(jax.tree.map(jnp.subtract, y, slope), 1.0)
         residual = optax.tree.norm(jax.tree.map(jnp.subtract, y, after))
