@@ -89,7 +89,10 @@ class Auto(eqx.Module):
         elif others is not None:
             reasons.append(f"{count + 1} starts at {_PLACES} points x led to the same minimum: one start is enough.")
         else:
-            reasons.append("The follower is large: the minimum next to y0 is followed, others are not looked for.")
+            reasons.append(
+                "The follower is large: it is solved from y0 and goes on from its last answer as x moves; other minima "
+                "are not looked for."
+            )
         if not jax.tree.leaves(x0) or tangent(problem.x_set, x0, 1.0) is None:
             reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")
             return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))

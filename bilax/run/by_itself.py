@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, PyTree
 
+from bilax.gradient.implicit import DENSE
 from bilax.methods.auto import Auto
+from bilax.methods.remarks import on_bounds, solved_anew
+from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.minibatches import Draws, of_start
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
@@ -71,6 +75,8 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         assert solution is not None
         if again is not None:
             solution, plan = dataclasses.replace(solution, status=Status.doubtful), again[1]
+        if isinstance(algorithm, SolvedFollower) and not given.many and not solution.ended.failed:
+            plan = _with_remarks(plan, problem, algorithm, solution, y0, data)
     return dataclasses.replace(
         solution,
         x=_as_given(solution.x, given.x0),
@@ -78,6 +84,19 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         z=_as_given(solution.z, given.y0),
         plan=plan,
     )
+
+
+def _with_remarks(
+    plan: Any, problem: Problem, algorithm: SolvedFollower, solution: Solution, y0: PyTree, data: tuple[Any, ...]
+) -> Any:
+    """The plan, with what is worth knowing of the end."""
+    remarks = [on_bounds(problem, solution.x)]
+    # Of smaller followers several minima were looked for; a clock that has run out allows no more.
+    if optax.tree.size(y0) > DENSE and solution.ended is not Status.time_limit:
+        remarks.append(solved_anew(problem, algorithm.method, solution, y0, data))
+    for remark in filter(None, remarks):
+        plan = plan.and_then(remark)
+    return plan
 
 
 def _floats_in_double(data: PyTree) -> PyTree:

@@ -107,7 +107,9 @@ class _Drive:
             stored = saver.checkpoints.restore(_size(self.state)) if saver is not None and options.resume else None
             if saver is not None and stored is not None:
                 self._take_up(stored, saver.configuration)
-            show = stack.enter_context(display(options.progress, steps, self.done))
+            # An algorithm with a tolerance of its own ends by itself, as `auto`'s does.
+            all_taken = self.loop.tolerance is None and not hasattr(self.loop.algorithm, "tolerance")
+            show = stack.enter_context(display(options.progress, steps, self.done, all_taken))
             reader = stack.enter_context(self._reader()) if self.batches is not None else None
             # Data that have become shorter are told as such, not as another configuration.
             if stored is not None and self.batch_is_last:

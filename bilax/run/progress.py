@@ -14,12 +14,15 @@ Show = Callable[[int, History], None]
 
 
 @contextlib.contextmanager
-def display(progress: bool, steps: int, done: int) -> Iterator[Show]:
-    """Shows progress with rich on a terminal, as plain lines elsewhere, or not at all."""
+def display(progress: bool, steps: int, done: int, all_taken: bool = True) -> Iterator[Show]:
+    """Shows progress with rich on a terminal, as plain lines elsewhere, or not at all.
+
+    Of runs that end when they have converged (`all_taken=False`) nobody knows the time that is left.
+    """
     if not progress:
         yield lambda step, history: None
     elif not sys.stderr.isatty():
-        yield _Lines(steps, done)
+        yield _Lines(steps, done, all_taken)
     else:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,7 +31,7 @@ def display(progress: bool, steps: int, done: int) -> Iterator[Show]:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn() if all_taken else TextColumn("at most so many steps"),
         )
         with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=steps, completed=done, text="compiling", rate="")
@@ -43,16 +46,18 @@ def display(progress: bool, steps: int, done: int) -> Iterator[Show]:
 class _Lines:
     """One plain line now and then, for logs."""
 
-    def __init__(self, steps: int, done: int):
-        self.steps, self.clock, self.last = steps, _Rate(done), time.monotonic() - 1e9
+    def __init__(self, steps: int, done: int, all_taken: bool):
+        self.steps, self.clock, self.last, self.all_taken = steps, _Rate(done), time.monotonic() - 1e9, all_taken
 
     def __call__(self, step: int, history: History) -> None:
         rate = self.clock(step)
         if step < self.steps and time.monotonic() - self.last < 5:
             return
         self.last = time.monotonic()
-        pace = f"{rate:.3g}/s  {(self.steps - step) / rate:.0f} s left  " if rate else ""
-        print(f"step {step}/{self.steps}  {pace}{_words(history)}", file=sys.stderr, flush=True)
+        left = f"{(self.steps - step) / rate:.0f} s left  " if rate and self.all_taken else ""
+        pace = f"{rate:.3g}/s  {left}" if rate else ""
+        count = f"{step}/{self.steps}" if self.all_taken else f"{step} of at most {self.steps}"
+        print(f"step {count}  {pace}{_words(history)}", file=sys.stderr, flush=True)
 
 
 class _Rate:
@@ -78,4 +83,5 @@ def _words(history: History) -> str:
     now = latest(history)
     if not now:
         return ""
-    return f"upper {now['upper']:.5g}  lower {now['lower']:.5g}  residual {now['residual']:.2g}  k̄ {now['k_bar']:.0f}"
+    chosen = f"  k̄ {now['k_bar']:.0f}" if now["k_bar"] else ""
+    return f"upper {now['upper']:.5g}  lower {now['lower']:.5g}  residual {now['residual']:.2g}{chosen}"

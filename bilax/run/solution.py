@@ -53,9 +53,10 @@ _MESSAGES = {
         "step smaller, or look for log, sqrt and division near zero in `upper` and `lower`."
     ),
     Status.linear_solve_failed: (
-        "The linear system of the implicit gradient was not solved to its tolerance. The follower is probably "
-        "not strongly convex there: use iaptt_gm, give more max_steps, or accept a truncated solve with "
-        "tolerance=None."
+        "The linear system of the implicit gradient was not solved to its tolerance: the follower is not strongly "
+        "convex there, or single precision does not reach so far. Use bilax.auto(), which computes in double "
+        "precision, or set jax.config.update('jax_enable_x64', True); give Implicit more max_steps, or accept a "
+        "truncated solve with tolerance=None; where the follower is not convex, use iaptt_gm."
     ),
     Status.stopped_by_callback: "A callback ended the run.",
     Status.time_limit: "The time limit was reached; resume the run, or give it more time.",
@@ -110,7 +111,14 @@ class History(NamedTuple):
 
 
 class Solution(eqx.Module):
-    """Where the run ended (where it failed: the best solved point before), and how it got there."""
+    """Where the run ended (where it failed: the best solved point before), and how it got there.
+
+    - `x`, `y`: the leader's variables and the follower's answer to them, y_k̄(x, z); `z`: where the follower starts.
+    - `upper`, `lower`, `residual`, `k_bar`: F and f at (x, y), how far y is from stationary, and the chosen step.
+    - `status`: a `Status`, whose `message` says what to try next; from `multistart` an array of its values.
+    - `steps`, `history`: outer steps taken, and what was recorded at each.
+    - `plan`: what `bilax.auto()` chose, why, and what it noticed at the end.
+    """
 
     x: PyTree
     y: PyTree

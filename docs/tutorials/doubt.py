@@ -93,6 +93,11 @@ axis.legend()
 # The leader minimises the validation loss, so that loss is no longer an honest estimate. With as many leader variables as validation examples it can be
 # driven to nothing. **Check:** a third part of the data that neither level sees; [30 and 10,000 penalties](penalties.md) shows it.
 #
+# ## 6. It depends on the way there
+#
+# F is that of `solution.y`. A follower with many minima, such as a network, solved again from another start with the same x may end in another
+# minimum, with another F. **Check:** `print(solution.plan)` says what solving anew from y0 gives; `auto` asks at the end.
+#
 # ## And when a run says so itself
 #
 # `solution.status` is not decoration:

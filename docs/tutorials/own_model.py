@@ -150,5 +150,9 @@ print(f"the PyTorch module itself now has a validation error of {error:.3f}")
 # - **Batch normalisation**: a function has no state. Take the statistics of the batch, or freeze them (`module.eval()` in PyTorch).
 # - **Which parameters are the leader's?** x may be a module, too: a shared network as x and its last layer as y is how few-shot
 #   learning is written here.
-# - **A follower that is trained for some steps** is not solved: `rhg` and its kin differentiate the training itself. `auto` would
-#   train to the end.
+# - **A follower that is trained for some steps** is not solved: `rhg` and its kin differentiate the training itself. `auto` trains to
+#   the end, which takes longer and, up to some thousand weights, often ends better: `bilax.solve(problem, bilax.auto(), x0, parameters)`.
+# - **F is that of `solution.y`.** Trained again from another start, a network ends in another minimum with another F; `solution.plan`
+#   says so where it does. Take `solution.y` back into your module as above.
+# - **Several kinds of leader variables**, such as class weights and decays: a dictionary x, and
+#   `x_set=bilax.Product({"weights": bilax.Box(-4.0, 4.0), "decay": bilax.Box(-12.0, 0.0)})`.

@@ -1,0 +1,59 @@
+"""What `auto` adds to its plan at the end of a run: which bounds hold the leader, and a large follower solved anew."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from bilax.gradient.method import Method
+from bilax.gradient.phi import approximate
+from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
+from bilax.problem.sets import bounds
+
+NAMED = 3
+"""leader variables that are named; of more the number is told"""
+
+
+def on_bounds(problem: Problem, x: PyTree) -> str | None:
+    """Which leader variables ended on a bound; None if none did."""
+    x = jax.tree.map(np.asarray, eqx.filter(x, eqx.is_inexact_array))
+    leaves = [jax.tree.leaves(tree) for tree in (x, *bounds(problem.x_set, x))]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
+    held, count = [], 0
+    for path, value, low, high in zip(paths, *leaves, strict=True):
+        count += value.size
+        at_bound = (value <= low) | (value >= high)
+        for place in np.argwhere(np.broadcast_to(at_bound, value.shape)):
+            index = f"[{', '.join(map(str, place))}]" if place.size else ""
+            held.append(f"x{path}{index} = {float(value[tuple(place)]):.4g}")
+    if not held:
+        return None
+    names = ", ".join(held[:NAMED]) + (", ..." if len(held) > NAMED else "")
+    return f"{len(held)} of {count} leader variables ended on a bound of X: {names}. If X was a guess, widen it."
+
+
+def solved_anew(problem: Problem, method: Method, solution: Any, y0: PyTree, data: tuple[Any, ...]) -> str | None:
+    """Whether the follower, solved at the final x from the caller's y0, gives another F; None where it does not.
+
+    A run follows one minimum from x to x. With several, solving again from y0 may well end in another.
+    """
+    x = jax.tree.map(jnp.asarray, eqx.filter(solution.x, eqx.is_inexact_array))
+    upper, lower = (float(number) for number in _solve(problem, method, x, y0, data))
+    gained = float(solution.history.upper[0]) - float(solution.upper) if len(solution.history.upper) else 0.0
+    if abs(upper - float(solution.upper)) <= 0.01 * abs(gained) + 1e-6 * abs(upper):
+        return None
+    return (
+        f"Solved anew from y0 at the final x, the follower ends in another minimum, with F = {upper:.6g} and "
+        f"f = {lower:.6g} (here F = {float(solution.upper):.6g}, f = {float(solution.lower):.6g}): F is that of "
+        "solution.y. Take solution.y as it is; solving or training again with this x may give less."
+    )
+
+
+@quick_jit
+def _solve(problem: Problem, method: Method, x: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Any:
+    upper, info = approximate(problem, method)(x, y0, *data)
+    return upper, info.lower
