@@ -1,5 +1,6 @@
 """Mini-batches on the device: epochs without replacement, the same after a break, another order for each start."""
 
+import functools
 from typing import Any
 
 import jax
@@ -14,12 +15,14 @@ ROWS = np.arange(23.0)
 DATA = bilax.Minibatches((ROWS,), (10 * ROWS, ROWS.astype(int)), (5, 4))
 
 
-@jax.jit
-def rows_of(steps, start=0, data=DATA):
-    """What two draws of each level see at every step: F's rows, and f's."""
+@functools.partial(jax.jit, static_argnames="ahead")
+def rows_of(steps, start=0, data=DATA, ahead=None):
+    """What two draws of each level see at every step: F's rows, and f's; found `ahead` of so many steps if given."""
+    first = bilax.Draws(data, steps[0], jax.random.key(3), (2, 2), start)
+    first = first if ahead is None else first.ahead(ahead)
 
     def at(step):
-        draws = bilax.Draws(data, step, jax.random.key(3), (2, 2), start)
+        draws = first.later(step - steps[0])
         upper = jnp.stack([draws.upper(i)[0][0] for i in range(2)])
         return upper, jnp.stack([draws.lower(i)[1][1] for i in range(2)])
 
@@ -49,6 +52,12 @@ def test_the_shuffle_is_a_permutation_and_looks_like_any_other():
             for seen in (first, gaps):
                 expected = seen.mean()
                 assert ((seen - expected) ** 2 / expected).sum() < len(seen) + 5 * np.sqrt(2 * len(seen))
+
+
+def test_places_found_ahead_are_the_same():
+    steps = jnp.arange(7, 19)
+    for one, other in zip(rows_of(steps, ahead=12), rows_of(steps), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_starts_have_orders_of_their_own_and_steps_far_on_do_not_overflow():

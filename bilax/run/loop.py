@@ -178,6 +178,7 @@ def _further(loop: Loop, state: State, carry: PyTree, draws: Draws) -> PyTree:
 
     def steps(arrays):
         state, carry, draws = eqx.combine(arrays, rest)
+        draws = draws.ahead(loop.every)
         return jax.lax.fori_loop(1, loop.every, lambda i, carry: _stepped(loop, state, carry, draws, i)[0], carry)
 
     one_by_one = loop.many and jax.default_backend() == "cpu"
