@@ -11,20 +11,20 @@ PACKAGE = Path(__file__).parent.parent
 
 @functools.cache
 def code_hash(room: str) -> str:
-    """A short hash of what the modules of a folder of the package do; comments, docstrings and layout do not count."""
-    found = hashlib.sha256()
-    for path in sorted((PACKAGE / room).rglob("*.py")):
+    """A short hash of what a module or the modules of a folder do; comments, docstrings and layout do not count."""
+    found, place = hashlib.sha256(), PACKAGE / room
+    for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
         found.update(f"{path.relative_to(PACKAGE)} {ast.dump(_without_docstrings(path))}".encode())
     return found.hexdigest()[:12]
 
 
 def code_of(rooms: Iterable[str]) -> dict[str, str]:
-    """What to store beside numbers that depend on these folders."""
+    """What to store beside numbers that depend on these folders and modules."""
     return {room: code_hash(room) for room in rooms}
 
 
 def changed_rooms(code: dict[str, str]) -> list[str]:
-    """Which of the folders have changed since."""
+    """Which of them have changed since."""
     return [room for room, made in code.items() if code_hash(room) != made]
 
 

@@ -1,12 +1,20 @@
 """The work of `bilax bench peers`: what each case is, and the numbers that every side gets."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from bilax.datasets import load
+from bilax.experiments.cleaning import problem as cleaning
 from bilax.experiments.peers.orders import Given
 from bilax.experiments.toy import figures as toy
+from bilax.models import ConvNet4
+
+EVERY_PEER = ("PyTorch", "higher", "TorchOpt", "BOAT", "Betty")
+WAY, QUERIES = 5, 15
 
 
 class Case(NamedTuple):
@@ -24,11 +32,16 @@ class Case(NamedTuple):
     outer_steps: int
     """the paper's run length"""
     make: Callable[[int], Given]
-    """the start and the data by a seed, in double precision"""
+    """the start and the data by a seed"""
     dtype: str = "float32"
     ours: int = 1
     """outer steps in one sample of bilax"""
-    peers: tuple[str, ...] = ("PyTorch", "higher", "TorchOpt", "BOAT", "Betty")
+    whole: bool = True
+    """whether such a sample is a call of `solve`; else a loop over the compiled gradient, for `solve` evaluates the
+    end too, which would be much beside a step or two"""
+    checkpoint: bool = False
+    """whether bilax keeps √K states and computes the others again"""
+    peers: tuple[str, ...] = EVERY_PEER
     quick: bool = False
     """whether `--quick` measures it"""
     checked: int = 0
@@ -36,7 +49,7 @@ class Case(NamedTuple):
 
     def order(self) -> dict[str, Any]:
         """What the processes are told."""
-        told = ("kind", "inner_steps", "step_size", "optimizer", "worst")
+        told = ("kind", "inner_steps", "step_size", "optimizer", "worst", "whole", "checkpoint")
         return {name: getattr(self, name) for name in told}
 
 
@@ -52,7 +65,71 @@ def _toy_case(inner_steps: int) -> Case:
     return Case(title, "toy", inner_steps, toy.STEP_SIZE, outer, True, toy.OUTER_STEPS, _toy, **settings)
 
 
+def _cleaning(examples: int, hidden: int, seed: int) -> Given:
+    train, test = load("mnist")
+    parts = cleaning.split(train.join(test), (examples, examples, 1, 1), seeds=(seed,))
+    network = cleaning.network(jax.random.key(seed), parts.train.inputs.shape[1], parts.classes, hidden)
+    data = [parts.train.inputs, parts.noisy[0], parts.validation.inputs, parts.validation.labels]
+    return Given([np.zeros(examples)], jax.tree.leaves(network), data)
+
+
+def _cleaning_case(worst: bool) -> Case:
+    how = "PTT" if worst else "the full sweep"
+    make = functools.partial(_cleaning, 5000, 300)
+    return Case(f"hyper-cleaning, {how}", "cleaning", 50, 0.03, ("adam", 0.01), worst, 3000, make, whole=False)
+
+
+def _large_case(inner_steps: int, checkpoint: bool) -> Case:
+    """A network of 1,000,120 weights, 64 examples to learn from and 64 to judge by."""
+    title = f"a follower of 10⁶ weights, K = {inner_steps}" + (", checkpoints" if checkpoint else "")
+    settings: Any = {"whole": False, "checkpoint": checkpoint, "peers": ("PyTorch", "higher")}
+    make = functools.partial(_cleaning, 64, 1258)
+    return Case(title, "cleaning", inner_steps, 0.03, ("adam", 0.01), False, 3000, make, **settings)
+
+
+def _pictures(side: int, channels: int, tasks: int, seed: int) -> list[np.ndarray]:
+    """Tasks of noise: what pictures show does not matter to the clock."""
+    draw, labels = np.random.default_rng(seed), np.arange(WAY, dtype=np.int32)
+    found = []
+    for count in (1, QUERIES):
+        found.append(draw.random((tasks, WAY * count, side, side, channels), dtype=np.float32))
+        found.append(np.tile(np.repeat(labels, count), (tasks, 1)))
+    return found
+
+
+def _few_shot(kind: str, side: int, channels: int, filters: int, seed: int) -> Given:
+    data = _pictures(side, channels, 4, seed)
+    network = ConvNet4(channels, filters, jax.random.key(seed))
+    features = jax.eval_shape(network, data[0][0]).shape[1]
+    draw = np.random.default_rng(seed + 1)
+    head = [0.1 * draw.standard_normal((features, WAY)) / np.sqrt(features), np.zeros(WAY)]
+    leaves = jax.tree.leaves(network)
+    return Given(leaves, head, data) if kind == "heads" else Given([], leaves + head, data)
+
+
+def _few_shot_case(kind: str, side: int, channels: int, filters: int, **more: Any) -> Case:
+    method, steps, rate = ("ANIL with PTT", 10, 0.1) if kind == "heads" else ("MAML", 5, 0.01)
+    title = f"{method}, {side} × {side} × {channels}, {filters} filters, 4 tasks"
+    make = functools.partial(_few_shot, kind, side, channels, filters)
+    settings: Any = {"ours": 8, "peers": (*EVERY_PEER, "learn2learn"), **more}
+    return Case(title, kind, steps, rate, ("adam", 1e-3), kind == "heads", 2000, make, **settings)
+
+
+FEW: Any = {"peers": ("PyTorch", "higher"), "ours": 4}
+"""for what takes long: the rival, and the way of the paper's authors"""
+
 CASES = {
     "toy-40": _toy_case(40),
     "toy-400": _toy_case(400),
+    "cleaning-ptt": _cleaning_case(True),
+    "cleaning-full": _cleaning_case(False),
+    "anil-omniglot": _few_shot_case("heads", 28, 1, 64, quick=True),
+    "anil-cifar-fs": _few_shot_case("heads", 32, 3, 64),
+    "anil-84": _few_shot_case("heads", 84, 3, 32, **FEW),
+    "maml-omniglot": _few_shot_case("networks", 28, 1, 64),
+    "maml-cifar-fs": _few_shot_case("networks", 32, 3, 64, **FEW),
+    "large-100": _large_case(100, False),
+    "large-100-checkpoints": _large_case(100, True),
+    "large-1000": _large_case(1000, False),
+    "large-1000-checkpoints": _large_case(1000, True),
 }

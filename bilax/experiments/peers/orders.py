@@ -24,6 +24,13 @@ class Given(NamedTuple):
     data: list[np.ndarray]
 
 
+class Seconds(NamedTuple):
+    """By the clock, and of the processor: what this process took of all cores, which others hardly change."""
+
+    clock: float
+    processor: float
+
+
 class Work(Protocol):
     """A case in one library."""
 
@@ -31,8 +38,8 @@ class Work(Protocol):
         """∂φ/∂x and ∂φ/∂z at the start."""
         ...
 
-    def run(self, steps: int) -> float:
-        """The seconds of so many outer steps from the start."""
+    def run(self, steps: int) -> "Seconds":
+        """How long so many outer steps from the start take."""
         ...
 
     def end(self) -> tuple[np.ndarray, np.ndarray]:
@@ -73,11 +80,12 @@ def serve(make: Callable[[dict[str, Any], Given], Work], versions: Callable[[], 
             elif order["do"] == "gradient":
                 np.savez(order["out"], **dict(zip("xz", work.gradient(), strict=True)))
             elif order["do"] == "run":
-                answer = {"seconds": work.run(order["steps"])}
+                answer = work.run(order["steps"])._asdict()
             elif order["do"] == "end":
                 np.savez(order["out"], **dict(zip("xz", work.end(), strict=True)))
             elif order["do"] == "peak":
-                answer = {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                answer = {"megabytes": peak, "processor": time.process_time()}
             elif order["do"] == "versions":
                 answer = versions()
             else:
@@ -88,8 +96,8 @@ def serve(make: Callable[[dict[str, Any], Given], Work], versions: Callable[[], 
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def seconds(run: Callable[[], Any]) -> float:
+def seconds(run: Callable[[], Any]) -> Seconds:
     """How long one call takes."""
-    began = time.perf_counter()
+    began = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - began
+    return Seconds(time.perf_counter() - began[0], time.process_time() - began[1])

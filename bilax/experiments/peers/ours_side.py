@@ -8,8 +8,12 @@ import numpy as np
 import optax
 
 import bilax
-from bilax.experiments.peers import orders
+from bilax.datasets.episodes import Episode
+from bilax.experiments.cleaning import problem as cleaning
+from bilax.experiments.few_shot import learners
+from bilax.experiments.peers import cases, orders
 from bilax.experiments.toy import figures as toy
+from bilax.models import ConvNet4
 
 STEP = 1e-5
 """of the central differences, relative to the start"""
@@ -19,14 +23,15 @@ class Ours:
     """A case as a `Problem`, a `Method` and what `solve` is called with."""
 
     def __init__(self, order: dict[str, Any], given: orders.Given):
-        self.problem, trees, self.data, self.tasks = KINDS[order["kind"]](given)
+        self.problem, trees, self.data, self.tasks = KINDS[order["kind"]](given, order)
         leaves = ([jnp.asarray(leaf) for leaf in part] for part in (given.x, given.z))
         self.x, self.z = (jax.tree.unflatten(tree, part) for tree, part in zip(trees, leaves, strict=True))
-        recipe = bilax.iaptt_gm if order["worst"] else bilax.ia_gm
-        self.method = recipe(order["inner_steps"], order["step_size"])
+        recipe, rule = bilax.iaptt_gm if order["worst"] else bilax.ia_gm, bilax.Reverse(checkpoint=order["checkpoint"])
+        self.method = recipe(order["inner_steps"], order["step_size"], derivative=rule)
         name, rate = order["optimizer"]
         self.optimizer = {"sgd": optax.sgd, "adam": optax.adam}[name](rate)
-        self.last: Any = None
+        self.whole, self.last = order["whole"], (self.x, self.z)
+        self.step = jax.jit(self._step)
 
     def phi(self) -> Any:
         phi = bilax.approximate(self.problem, self.method)
@@ -37,11 +42,11 @@ class Ours:
         x, z = (orders.flat(jax.tree.leaves(part)) for part in slopes)
         return x, z
 
-    def run(self, steps: int) -> float:
-        return orders.seconds(lambda: jax.block_until_ready(self._solve(steps).x))
+    def run(self, steps: int) -> orders.Seconds:
+        return orders.seconds(lambda: jax.block_until_ready(self._solve(steps) if self.whole else self._loop(steps)))
 
     def end(self) -> tuple[np.ndarray, np.ndarray]:
-        x, z = (orders.flat(jax.tree.leaves(part)) for part in (self.last.x, self.last.z))
+        x, z = (orders.flat(jax.tree.leaves(part)) for part in self.last)
         return x, z
 
     def differences(self, order: dict[str, Any]) -> dict[str, float]:
@@ -60,18 +65,51 @@ class Ours:
         k_bar = float(value(*start, *self.data)[1].k_bar)
         return {"differences": abs(found - differences) / abs(differences), "k_bar": k_bar}
 
-    def _solve(self, steps: int) -> bilax.Solution:
+    def _solve(self, steps: int) -> Any:
         options: Any = {"steps": steps, "optimizer": self.optimizer, "data": self.data, "tasks": self.tasks}
-        self.last = bilax.solve(self.problem, self.method, self.x, self.z, **options)
+        found = bilax.solve(self.problem, self.method, self.x, self.z, **options)
+        self.last = found.x, found.z
         return self.last
 
+    def _loop(self, steps: int) -> Any:
+        """As one may write it around φ; sets are for `solve`."""
+        point = self.x, self.z
+        memory = self.optimizer.init(point)
+        for _ in range(steps):
+            point, memory, _ = self.step(point, memory, self.data)
+        self.last = point
+        return point
 
-def _toy(given: orders.Given) -> tuple[Any, ...]:
+    def _step(self, point: Any, memory: Any, data: Any) -> Any:
+        slopes, info = jax.grad(self.phi(), (0, 1), has_aux=True)(*point, *data)
+        updates, memory = self.optimizer.update(slopes, memory, point)
+        return optax.apply_updates(point, updates), memory, (info.residual, info.k_bar)
+
+
+def _toy(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
     one = jax.tree.structure(0.0)
     return toy.PROBLEM, (one, one), (), False
 
 
-KINDS = {"toy": _toy}
+def _cleaning(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
+    train, labels, validation, validation_labels = map(jnp.asarray, given.data)
+    targets = [cleaning.targets(part, 10).astype(train.dtype) for part in (labels, validation_labels)]
+    batch = cleaning.Batch(train, targets[0], validation, targets[1])
+    network = jax.tree.structure(((0, 0), (0, 0)))
+    return cleaning.problem("relu"), (jax.tree.structure(0.0), network), (batch,), False
+
+
+def _few_shot(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
+    episode = Episode(*map(jnp.asarray, given.data))
+    leaves = given.x or given.z
+    network = ConvNet4(episode.support.shape[-1], leaves[0].shape[-1], jax.random.key(0))
+    make = learners.heads if order["kind"] == "heads" else learners.networks
+    learner = make(network, episode.support[0], cases.WAY)
+    trees = jax.tree.structure(learner.x0), jax.tree.structure(learner.y0)
+    return learner.problem, trees, (episode,), True
+
+
+KINDS = {"toy": _toy, "cleaning": _cleaning, "heads": _few_shot, "networks": _few_shot}
 
 if __name__ == "__main__":
     orders.serve(

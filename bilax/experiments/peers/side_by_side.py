@@ -32,25 +32,30 @@ PEERS = {
     "learn2learn": "learn2learn==0.2.0",
 }
 NO_CHOICE = "has no choice among the follower's iterates and no gradient in its start"
-CANNOT = {("Betty", "toy"): NO_CHOICE}
+CANNOT = dict.fromkeys([("Betty", kind) for kind in ("toy", "cleaning", "heads", "networks")], NO_CHOICE)
 """why a peer cannot express a kind of case"""
-MEASURED = ("problem", "follower", "gradient", "methods", "run", "models", "experiments/peers")
-"""the rooms whose code these numbers depend on"""
+MEASURED = ("problem", "follower", "gradient", "methods", "run", "models")
+MEASURED += tuple(f"experiments/peers/{one}_side.py" for one in ("ours", "torch"))
+"""the code that these numbers depend on"""
 SAMPLE = 0.4
 """seconds that a peer's sample takes at the least, if the case's whole run is so long"""
 
 
 class Side:
-    """A process that takes orders."""
+    """A process that takes orders on so many cores."""
 
-    def __init__(self, command: list[str], dtype: str, cache: str | None = None):
+    def __init__(self, command: list[str], dtype: str, cores: int, cache: str | None = None):
         stored = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
         if cache is not None:
             stored = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         more = {"JAX_ENABLE_X64": str(int(dtype == "float64")), "JAX_PLATFORMS": "cpu", **stored}
+        allowed = sorted(os.sched_getaffinity(0))
+        # Threads that the child begins are bound to what its parent is bound to when it starts.
+        os.sched_setaffinity(0, allowed[:cores])
         self.process = subprocess.Popen(
             command, env=os.environ | more, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        os.sched_setaffinity(0, allowed)
 
     def ask(self, do: str, **order: Any) -> dict[str, Any]:
         """What it answers; an error of its own ends the line."""
@@ -70,9 +75,9 @@ class SideError(Exception):
 
 
 @contextlib.contextmanager
-def started(command: list[str], dtype: str, cache: str | None = None) -> Iterator[Side]:
+def started(command: list[str], dtype: str, cores: int, cache: str | None = None) -> Iterator[Side]:
     """A new process, ended at the end."""
-    side = Side(command, dtype, cache)
+    side = Side(command, dtype, cores, cache)
     try:
         yield side
     finally:
@@ -87,27 +92,28 @@ class Peers(Target):
     only: Annotated[str | None, Arg(help="one case alone, such as toy-40")] = None
     peer: Annotated[str | None, Arg(help="one peer alone, such as higher")] = None
     repeats: Annotated[int, Arg(help="timed samples of each side, in turn")] = 7
+    cores: Annotated[int, Arg(help="that each side may use")] = 1
     cache: Annotated[Path, Arg(help="folder for the peers' environment")] = (
         Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "peers"
     )
 
     name: ClassVar[str] = "benchmarks/peers"
     claimant: ClassVar[str] = "what is to hold"
-    free: ClassVar[tuple[str, ...]] = ("redraw", "only", "peer")
+    free: ClassVar[tuple[str, ...]] = ("redraw", "only", "peer", "cores", "repeats")
     in_cells: ClassVar[bool] = True
 
     def compute(self) -> dict[str, Any]:
         cases = {name: case for name, case in CASES.items() if self._asked(name, case)}
         if not cases:
             refuse(f"--only {self.only}: there is no such case. There are {', '.join(CASES)}.")
-        results = stored_results(self.path, self, ("only", "peer", "repeats", "redraw")) or {"lines": []}
+        results = stored_results(self.path, self, self.free) or {"lines": []}
         python, missing = torch_environment(self.cache)
         code = code_of(MEASURED)
         with steps(len(cases), "peers") as advance:
             for name, case in cases.items():
                 advance(case.title)
                 for line in self._case(name, case, python, missing, self._left(results["lines"], name, case)):
-                    results["lines"] = with_line(results["lines"], line | {"code": code})
+                    results["lines"] = with_line(results["lines"], line | {"code": code, "cores": self.cores})
                     save_json(self.path, dataclasses.replace(self, only=None, peer=None), results)
         return results
 
@@ -136,25 +142,26 @@ class Peers(Target):
         with tempfile.TemporaryDirectory() as folder:
             given = case.make(self.seed)
             orders.store(Path(folder), given, case.dtype)
-            exact = reference(commands["bilax"], case, given)
+            exact = reference(commands["bilax"], case, given, self.cores)
             found = {side: self._alone(command, case, folder, exact) for side, command in commands.items()}
             failed = [side for side in found if "cannot" in found[side]]
             good = {side: command for side, command in commands.items() if side not in failed}
             for side, seconds in self._in_turn(good, case, folder).items():
-                found[side] |= {"all": seconds, "seconds": float(np.median(seconds))}
+                each = {key: [getattr(one, key) for one in seconds] for key in orders.Seconds._fields}
+                found[side] |= {"all": each, "seconds": float(np.median(each["processor"]))}
         made = [{"case": name, "peer": p, "bilax": found["bilax"], "theirs": found[p]} for p in able if p not in failed]
         return lines + made + [{"case": name, "peer": p, **found[p]} for p in failed]
 
     def _alone(self, command: list[str], case: Case, folder: str, exact: dict[str, Any]) -> dict[str, Any]:
         """In fresh processes: time to the first result, without and with programs on disk; memory; error."""
         try:
-            found = [first(command, case, folder) for _ in range(1 if self.quick else 3)]
+            found = [first(command, case, folder, self.cores) for _ in range(1 if self.quick else 3)]
             result = {key: float(np.median([one[key] for one in found])) for key in found[0]}
             if "bilax.experiments.peers.ours_side" in command:
                 with tempfile.TemporaryDirectory() as cache:
-                    first(command, case, folder, cache)
-                    result["cached"] = first(command, case, folder, cache)["first"]
-            with started(command, case.dtype) as side:
+                    first(command, case, folder, self.cores, cache)
+                    result["cached"] = first(command, case, folder, self.cores, cache)["first"]
+            with started(command, case.dtype, self.cores) as side:
                 side.ask("load", folder=folder, **case.order())
                 side.ask("gradient", out=f"{folder}/gradient.npz")
                 result["error"] = distance(f"{folder}/gradient.npz", exact["gradient"])
@@ -166,21 +173,24 @@ class Peers(Target):
         except SideError as error:
             return {"cannot": f"fails: {error}"}
 
-    def _in_turn(self, commands: dict[str, list[str]], case: Case, folder: str) -> dict[str, list[float]]:
+    def _in_turn(self, commands: dict[str, list[str]], case: Case, folder: str) -> dict[str, list[orders.Seconds]]:
         """Seconds of an outer step, in samples taken in turn; a first one of each does not count."""
         with contextlib.ExitStack() as stack:
-            running = {side: stack.enter_context(started(one, case.dtype)) for side, one in commands.items()}
+            running = {
+                side: stack.enter_context(started(one, case.dtype, self.cores)) for side, one in commands.items()
+            }
             counts = {}
             for side, one in running.items():
                 one.ask("load", folder=folder, **case.order())
                 counts[side] = case.ours if side == "bilax" else 1
-                long = one.ask("run", steps=counts[side])["seconds"]
+                long = one.ask("run", steps=counts[side])["processor"]
                 if side != "bilax":
                     counts[side] = max(1, min(case.outer_steps, math.ceil(SAMPLE / long)))
-            seconds: dict[str, list[float]] = {side: [] for side in running}
+            seconds: dict[str, list[orders.Seconds]] = {side: [] for side in running}
             for _ in range(3 if self.quick else self.repeats):
                 for side, one in running.items():
-                    seconds[side].append(one.ask("run", steps=counts[side])["seconds"] / counts[side])
+                    took = orders.Seconds(**one.ask("run", steps=counts[side]))
+                    seconds[side].append(orders.Seconds(*(part / counts[side] for part in took)))
         return seconds
 
     def show(self, results: dict[str, Any]) -> list[Path]:
@@ -189,6 +199,7 @@ class Peers(Target):
         show_table("Times what bilax takes", RATIO_COLUMNS, [_ratios(line) for line in lines])
         made = {name: number for line in lines for name, number in line["theirs"]["versions"].items()}
         console.print(", ".join(f"{name} {number}" for name, number in made.items()), style="dim")
+        console.print(f"Each side had {lines[0]['cores']} core(s); seconds are the processor's but for one column.")
         for line in results["lines"]:
             if "cannot" in line:
                 console.print(f"{line['case']}: {line['peer']} cannot: {line['cannot']}")
@@ -200,7 +211,7 @@ class Peers(Target):
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         lines = [line for line in results["lines"] if "cannot" not in line]
         texts = {
-            "seconds": "an outer step is faster",
+            "processor": "an outer step is faster",
             "megabytes": "peak memory is less",
             "first": "the first result is there sooner, nothing on disk",
             "whole": "the paper's whole run ends sooner, compilation included",
@@ -210,7 +221,7 @@ class Peers(Target):
 
 COLUMNS = ["case", "program", "ms a step (quartiles)", "first result, s", "again", "whole run, s", "peak, MB", "error"]
 """`again` is with the compiled programs on disk; the error is the hypergradient's, relative to double precision"""
-RATIO_COLUMNS = ["case", "program", "time of a step", "first result", "whole run", "peak memory"]
+RATIO_COLUMNS = ["case", "program", "time of a step", "by the clock", "first result", "whole run", "peak memory"]
 
 
 def rows_of(lines: list[dict[str, Any]]) -> list[list[str]]:
@@ -224,7 +235,7 @@ def rows_of(lines: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _ratios(line: dict[str, Any]) -> list[str]:
-    keys = ("seconds", "first", "whole", "megabytes")
+    keys = ("processor", "clock", "first", "whole", "megabytes")
     return [line["case"], line["peer"], *(_short(ratio(line, key)) for key in keys)]
 
 
@@ -235,7 +246,7 @@ def _short(number: float) -> str:
 
 def _numbers(line: dict[str, Any], side: str) -> list[str]:
     one = line[side]
-    low, high = np.quantile(one["all"], (0.25, 0.75))
+    low, high = np.quantile(one["all"]["processor"], (0.25, 0.75))
     step, low, high = (_short(1e3 * number) for number in (one["seconds"], low, high))
     times = [f"{step} ({low} to {high})", f"{one['first']:.2f}"]
     cached = f"{one['cached']:.2f}" if "cached" in one else "–"
@@ -249,9 +260,9 @@ def value(line: dict[str, Any], side: str, key: str) -> float:
 
 
 def ratio(line: dict[str, Any], key: str) -> float:
-    """What the peer takes over what bilax takes; of times, the median over pairs of samples."""
-    if key == "seconds":
-        return float(np.median(np.divide(line["theirs"]["all"], line["bilax"]["all"])))
+    """What the peer takes over what bilax takes; of a step's times, the median over pairs of samples."""
+    if key in orders.Seconds._fields:
+        return float(np.median(np.divide(line["theirs"]["all"][key], line["bilax"]["all"][key])))
     return value(line, "theirs", key) / value(line, "bilax", key)
 
 
@@ -273,18 +284,19 @@ def with_line(lines: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str
     return sorted([*known, new], key=place)
 
 
-def first(command: list[str], case: Case, folder: str, cache: str | None = None) -> dict[str, float]:
-    """Seconds from the start of a new process to the result of one outer step, and its peak memory then."""
+def first(command: list[str], case: Case, folder: str, cores: int, cache: str | None = None) -> dict[str, float]:
+    """What a new process takes to the result of one outer step: seconds of the processor, by the clock, and memory."""
     began = time.perf_counter()
-    with started(command, case.dtype, cache) as side:
+    with started(command, case.dtype, cores, cache) as side:
         side.ask("load", folder=folder, **case.order())
         side.ask("run", steps=1)
-        return {"first": time.perf_counter() - began, **side.ask("peak")}
+        clock, found = time.perf_counter() - began, side.ask("peak")
+        return {"first": found["processor"], "first_clock": clock, "megabytes": found["megabytes"]}
 
 
-def reference(command: list[str], case: Case, given: orders.Given) -> dict[str, Any]:
+def reference(command: list[str], case: Case, given: orders.Given, cores: int) -> dict[str, Any]:
     """The hypergradient in double precision, what central differences make of it, and where the check ends."""
-    with tempfile.TemporaryDirectory() as folder, started(command, "float64") as side:
+    with tempfile.TemporaryDirectory() as folder, started(command, "float64", cores) as side:
         orders.store(Path(folder), given, "float64")
         side.ask("load", folder=folder, **case.order())
         side.ask("gradient", out=f"{folder}/gradient.npz")

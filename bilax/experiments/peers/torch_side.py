@@ -27,8 +27,11 @@ Iterates = Iterator[tuple[Any, list[torch.Tensor]]]
 class Unrolled:
     """Outer steps of which a library makes the follower's."""
 
+    once = True
+    """whether what depends on the leader alone is computed once, not in every step of the follower"""
+
     def __init__(self, order: dict[str, Any], given: Any):
-        self.problem = torch_problems.KINDS[order["kind"]](given)
+        self.problem = torch_problems.KINDS[order["kind"]](given, order)
         self.count, self.rate, self.worst = order["inner_steps"], order["step_size"], order["worst"]
         self.leaves = [*self.problem.leader.parameters()], [*self.problem.follower.parameters()]
         self.start = [leaf.detach().clone() for part in self.leaves for leaf in part]
@@ -42,7 +45,7 @@ class Unrolled:
         slopes = [[torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in part] for part in self.leaves]
         return self._ours(slopes)
 
-    def run(self, steps: int) -> float:
+    def run(self, steps: int) -> orders.Seconds:
         self._reset()
         return orders.seconds(lambda: [self._step() for _ in range(steps)])
 
@@ -71,6 +74,7 @@ class Unrolled:
     def _slopes(self) -> None:
         """Adds ∂φ/∂x and ∂φ/∂z to the leaves' `grad`, one task after the other."""
         for task in range(self.problem.tasks):
+            self.problem.begin(task, self.once)
             self._task(task)
 
     def _task(self, task: int) -> None:
@@ -137,7 +141,9 @@ class TorchOpt(PyTorch):
 
 
 class Higher(Unrolled):
-    """The inner loop by higher, as in the program of the paper's authors."""
+    """The inner loop by higher, as in the program of the paper's authors, where each step runs the backbone."""
+
+    once = False
 
     def _task(self, task: int) -> None:
         import higher  # pyright: ignore[reportMissingImports]
@@ -160,7 +166,12 @@ class Higher(Unrolled):
 
 
 class Boat(Unrolled):
-    """BOAT's `Problem`, which makes the outer step too. It has no place for a projection of the follower."""
+    """BOAT's `Problem`, which makes the outer step too. It has no place for a projection of the follower.
+
+    Without a leader, the follower's start is what it calls the upper model (IAD), as in its example of MAML.
+    """
+
+    once = False
 
     def __init__(self, order: dict[str, Any], given: Any):
         super().__init__(order, given)
@@ -173,15 +184,20 @@ class Boat(Unrolled):
         super()._reset()
         import boat_torch  # pyright: ignore[reportMissingImports]
 
-        self.outer = self.make(self.leaves[0])
-        names = {"lower_level_model": self.problem.follower, "upper_level_model": self.problem.leader}
+        leader, follower = self.problem.leader, self.problem.follower
+        alone = not self.leaves[0]
+        upper = self.leaves[1] if alone else self.leaves[0]
+        self.outer = self.make(upper)
+        rule = ["IAD"] if alone else ["RAD"]
         config = {
-            "fo_op": None, "gm_op": ["NGD", "DI"], "na_op": ["RAD", "PTT"] if self.worst else ["RAD"],
+            "fo_op": None, "gm_op": ["NGD"] if alone else ["NGD", "DI"],
+            "na_op": [*rule, "PTT"] if self.worst else rule,
             "return_grad": False, "lower_iters": self.count, "device": "cpu",
             "accumulate_grad": self.problem.tasks > 1, "copy_last_param": False, "fo_ol_batch_input": False,
             "loss_log_path": str(Path(self.folder.name) / "loss.json"),
             "DI": {"lr": self.outer_rate}, "GDA": {"alpha_init": 0.0, "alpha_decay": 0.9}, "RGT": {"truncate_iter": 0},
-            **names, "lower_level_var": self.leaves[1], "upper_level_var": self.leaves[0],
+            "lower_level_model": follower, "upper_level_model": follower if alone else leader,
+            "lower_level_var": self.leaves[1], "upper_level_var": upper,
             "lower_level_opt": torch.optim.SGD(self.leaves[1], lr=self.rate), "upper_level_opt": self.outer,
         }  # fmt: skip
         losses = {
@@ -194,7 +210,7 @@ class Boat(Unrolled):
         self._reset()
         # It clears the gradients after its step, so we keep them as they pass.
         kept: dict[int, torch.Tensor] = {}
-        for optimizer in (self.outer, self.boat._lower_init_opt):
+        for optimizer in filter(None, (self.outer, self.boat._lower_init_opt)):
             optimizer.register_step_pre_hook(
                 lambda one, *_: kept.update({id(p): p.grad.clone() for g in one.param_groups for p in g["params"]})
             )
@@ -221,7 +237,8 @@ def boat_lower(feed: Any, leader: Any, follower: Any, **options: Any) -> torch.T
 
 
 def boat_upper(feed: Any, leader: Any, follower: Any, **options: Any) -> torch.Tensor:
-    return CURRENT.upper(lambda *inputs: follower(*inputs, **options), feed["task"])
+    # It adds up what tasks give.
+    return CURRENT.upper(lambda *inputs: follower(*inputs, **options), feed["task"]) / CURRENT.tasks
 
 
 LIBRARIES = {"PyTorch": PyTorch, "higher": Higher, "TorchOpt": TorchOpt, "BOAT": Boat}

@@ -26,7 +26,8 @@ BENCHES = {
     "peers": (
         "The same outer steps, beside PyTorch, higher, TorchOpt, BOAT and Betty",
         "Each library in a process of its own, in the way its documentation shows, with the same start, data, "
-        "precision and cores; samples are taken in turn. The error is that of the hypergradient at the start, relative "
+        "precision and cores; samples are taken in turn, in seconds of the processor, which others who use the machine "
+        "hardly change. The error is that of the hypergradient at the start, relative "
         "to ours in double precision, which central differences confirm. The whole run is the first result (from the "
         "start of the process, imports and compilation included) and the other outer steps of the paper's run length.",
     ),
