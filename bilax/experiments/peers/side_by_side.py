@@ -92,6 +92,7 @@ class Peers(Target):
     only: Annotated[str | None, Arg(help="one case alone, such as toy-40")] = None
     peer: Annotated[str | None, Arg(help="one peer alone, such as higher")] = None
     repeats: Annotated[int, Arg(help="timed samples of each side, in turn")] = 7
+    starts: Annotated[int, Arg(help="fresh processes of each side, for the first result and memory")] = 3
     cores: Annotated[int, Arg(help="that each side may use")] = 1
     cache: Annotated[Path, Arg(help="folder for the peers' environment")] = (
         Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "peers"
@@ -99,7 +100,7 @@ class Peers(Target):
 
     name: ClassVar[str] = "benchmarks/peers"
     claimant: ClassVar[str] = "what is to hold"
-    free: ClassVar[tuple[str, ...]] = ("redraw", "only", "peer", "cores", "repeats")
+    free: ClassVar[tuple[str, ...]] = ("redraw", "only", "peer", "cores", "repeats", "starts")
     in_cells: ClassVar[bool] = True
 
     def compute(self) -> dict[str, Any]:
@@ -155,7 +156,7 @@ class Peers(Target):
     def _alone(self, command: list[str], case: Case, folder: str, exact: dict[str, Any]) -> dict[str, Any]:
         """In fresh processes: time to the first result, without and with programs on disk; memory; error."""
         try:
-            found = [first(command, case, folder, self.cores) for _ in range(1 if self.quick else 3)]
+            found = [first(command, case, folder, self.cores) for _ in range(1 if self.quick else self.starts)]
             result = {key: float(np.median([one[key] for one in found])) for key in found[0]}
             if "bilax.experiments.peers.ours_side" in command:
                 with tempfile.TemporaryDirectory() as cache:

@@ -1,0 +1,111 @@
+"""What a program costs, told without a clock: compilations, operations in loops, bytes. A change for the worse is red.
+
+The numbers were read off the present programs. One that falls may be lowered here; one that rises needs a reason.
+"""
+
+import collections
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import bilax
+from bilax.datasets.episodes import Episode
+from bilax.experiments.cleaning import problem as cleaning
+from bilax.experiments.few_shot import learners
+from bilax.experiments.toy import figures as toy
+from bilax.models import ConvNet4
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+events: collections.Counter[str] = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: events.update([event]))
+same_xla = pytest.mark.skipif(
+    not importlib.metadata.version("jaxlib").startswith("0.10."), reason="read off the programs of jaxlib 0.10"
+)
+
+
+def operations(jaxpr: Any, loops: int = 0) -> Iterator[tuple[str, int]]:
+    """Every operation of a traced program by its name, and how many loops it stands in."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        yield name, loops
+        parts = jax.tree.leaves(equation.params, is_leaf=lambda part: hasattr(part, "eqns") or hasattr(part, "jaxpr"))
+        for part in (getattr(part, "jaxpr", part) for part in parts):
+            if hasattr(part, "eqns"):
+                yield from operations(part, loops + (name in ("scan", "while")))
+
+
+def gradient(problem, method):
+    return jax.grad(bilax.approximate(problem, method), (0, 1), has_aux=True)
+
+
+def temporary_bytes(program: Any) -> int:
+    """What XLA will allocate beside arguments and results."""
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def bodies(program: Any) -> list[collections.Counter[str]]:
+    """What the loops of a compiled program do in each turn; to read or pass on a value is not counted."""
+    text = program.as_text()
+    parts = dict(re.findall(r"^(?:ENTRY )?(%?[\w.\-]+) \(.*?\{\n(.*?)^\}", text, re.S | re.M))
+    free = ("get-tuple-element", "constant", "parameter", "tuple", "bitcast")
+    found = []
+    for name in re.findall(r"body=(%?[\w.\-]+)", text):
+        names = re.findall(r"= (?:\([^=]*?\)|\S+) ([\w\-]+)\(", parts[name])
+        found.append(collections.Counter(one for one in names if one not in free))
+    return found
+
+
+def test_a_second_run_of_equal_settings_compiles_nothing():
+    def compilations(inner_steps):
+        before = events[COMPILED]
+        bilax.solve(toy.PROBLEM, bilax.iaptt_gm(inner_steps, 5e-4), 5.0, 1.0, steps=5, optimizer=toy.OPTIMIZER)
+        return events[COMPILED] - before
+
+    compilations(6)  # and all that is small and shared
+    assert [compilations(7), compilations(7)] == [1, 0]
+
+
+@same_xla
+def test_an_inner_step_of_the_numerical_example_is_a_handful_of_operations():
+    program = jax.jit(gradient(toy.PROBLEM, bilax.iaptt_gm(40, 5e-4))).lower(5.0, 1.0).compile()
+    forward, backward = (sum(body.values()) for body in bodies(program))
+    assert forward <= 6
+    assert backward <= 5
+    assert temporary_bytes(program) <= 3 * 40 * 8  # states, scores, and a little more
+
+
+def test_anil_runs_the_backbone_once_and_never_in_the_followers_loop():
+    network, labels = ConvNet4(1, 4, jax.random.key(0)), jnp.arange(10) % 5
+    pictures = jnp.ones((10, 16, 16, 1), jnp.float32)
+    task = Episode(pictures[:5], labels[:5], pictures, labels)
+    learner = learners.heads(network, task.support, 5)
+    program = jax.make_jaxpr(gradient(learner.problem, bilax.iaptt_gm(10, 0.1)))(learner.x0, learner.y0, task)
+    found = collections.Counter(operations(program.jaxpr))
+    # Four layers forward and three of them back to their inputs; four slopes of kernels.
+    assert found["convolution", 0] == 7
+    assert found["convolution_slope", 0] == 4
+    assert not [name for name, loops in found if loops and name.startswith("conv") and "element" not in name]
+    assert found["dot_general", 1]  # the follower's loop was looked into
+
+
+@same_xla
+def test_memory_grows_by_one_state_a_step_and_by_roots_with_checkpoints():
+    network = cleaning.network(jax.random.key(0), 20, 10, 30)
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(network))
+    targets = cleaning.targets(jnp.arange(8), 10).astype(jnp.float32)
+    batch = cleaning.Batch(jnp.ones((8, 20)), targets, jnp.ones((8, 20)), targets)
+
+    def states(inner_steps, checkpoint=False):
+        method = bilax.ia_gm(inner_steps, 0.03, derivative=bilax.Reverse(checkpoint=checkpoint))
+        program = jax.jit(gradient(cleaning.problem("relu"), method)).lower(jnp.zeros(8), network, batch).compile()
+        return temporary_bytes(program) / state
+
+    many = states(128)
+    assert many - states(32) == pytest.approx(96, abs=0.1)
+    assert many <= 132
+    assert states(128, checkpoint=True) <= 28
