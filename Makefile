@@ -1,5 +1,5 @@
 # make run    set up and solve the paper's example     make test    set up and run all tests
-# make check  ruff and pyright                         make bench   speed and memory
+# make check  ruff and pyright                         make bench   beside its peers; what is stale
 # make docs   the site, every block of code run        BILAX_QUICK=1 make docs   with small numbers
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,8 +23,10 @@ docs: .venv/docs-ready
 	$(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY)
+	$(BIN)/bilax bench peers
 	$(BIN)/bilax bench speed
 	$(BIN)/bilax bench roofline
+	$(BIN)/bilax bench stale
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("bilax needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'

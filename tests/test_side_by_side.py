@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from bilax.app import versions
+from bilax.app.show import save_json
 from bilax.experiments.peers import orders, ours_side, side_by_side
 from bilax.experiments.peers.cases import CASES
+from bilax.experiments.told import stale
 
 
 def line(case="toy-40", peer="higher", times=2.0):
@@ -87,6 +89,20 @@ def test_the_code_of_a_room_changes_with_what_it_does_alone(tmp_path, monkeypatc
     assert hashed("def f(x):\n    return x + 2\n") != plain
     assert versions.changed_rooms({"room": plain}) == ["room"]
     versions.code_hash.cache_clear()
+
+
+def test_stored_numbers_say_which_code_made_them_and_what_has_changed(tmp_path, capsys):
+    save_json(tmp_path / "made.json", side_by_side.Peers(), {"lines": []})
+    record = json.loads((tmp_path / "made.json").read_text())
+    assert record["code"] == versions.code_of([*versions.LIBRARY, "experiments/peers"])
+    assert stale.changes(record) == "nothing"
+    record["results"]["lines"] = [{"code": {"run": "other"}}, {"code": versions.code_of(["run"])}]
+    assert stale.changes(record) == "run (1 of 2 parts)"
+    (tmp_path / "old.json").write_text('{"bilax": "0.1.0", "config": {}, "results": {}}')
+    stale.Stale(tmp_path).main()
+    shown = capsys.readouterr().out
+    assert "not noted" in shown
+    assert "nothing" in shown
 
 
 def test_a_side_tells_its_errors_and_goes_on(monkeypatch, capsys):

@@ -96,6 +96,7 @@ COMMANDS = {
             "bilax.experiments.suite.proofs:Proofs",
             "39 problems with known answers: what solve_global proves of follower and leader",
         ),
+        "stale": ("bilax.experiments.told.stale:Stale", "which stored numbers are older than the code they measure"),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "implicit": ("bilax.experiments.peers.implicit:Implicit", "a hypergradient of a solved follower beside jaxopt"),
         "peers": (

@@ -24,6 +24,7 @@ from rich.text import Text
 import bilax
 from bilax.app.errors import refuse
 from bilax.app.text import printable
+from bilax.app.versions import code_of, rooms_of
 from bilax.files import DataError, read_json, write_whole
 
 
@@ -203,6 +204,7 @@ def save_json(path: Path, config: Any, results: dict[str, Any]) -> None:
         "jax": jax.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
+        "code": code_of(rooms_of(type(config).__module__)),
         "config": {
             k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items() if k not in PLACES
         },

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
+LIBRARY = ("problem", "follower", "gradient", "methods", "run")
+"""what every experiment computes by"""
 
 
 @functools.cache
@@ -21,6 +23,12 @@ def code_hash(room: str) -> str:
 def code_of(rooms: Iterable[str]) -> dict[str, str]:
     """What to store beside numbers that depend on these folders and modules."""
     return {room: code_hash(room) for room in rooms}
+
+
+def rooms_of(module: str) -> tuple[str, ...]:
+    """What numbers of an experiment depend on: the library, and the folder of the module that makes them."""
+    parts = module.split(".")[1:-1] if module.startswith("bilax.") else []
+    return (*LIBRARY, "/".join(parts)) if parts else LIBRARY
 
 
 def changed_rooms(code: dict[str, str]) -> list[str]:
