@@ -175,8 +175,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from bilax.models.cpu import faster_convolutions
 
         faster_convolutions()
+    several = getattr(config, "devices", None), getattr(config, "distributed", False)
+    if any(several):
+        from bilax.app.several import prepare
+
+        prepare(*several)
     try:
         config.main()
+    except RuntimeError as error:
+        if not several[1] or type(error).__name__ != "JaxRuntimeError":
+            raise
+        from bilax.app.several import lost
+
+        lost(name, error)
     except BrokenPipeError:
         sys.exit(141)
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ import optax
 import bilax
 from bilax.app.errors import nearest, refuse
 from bilax.app.run_folder import check_config, mark, write_config, write_result
+from bilax.app.several import is_first, mesh, wait_for_all
 from bilax.app.show import Arg, console, show_table
 
 EXIT_CODES = {"interrupted": 130, "terminated": 143}
@@ -64,9 +65,13 @@ class Run(abc.ABC):
     resume: Annotated[bool, Arg(help="go on with the run in --out")] = False
     save_every: Annotated[float, Arg(help="seconds between checkpoints")] = 30.0
     json: Annotated[bool, Arg(help="print the result as JSON and nothing else")] = False
+    devices: Annotated[int | None, Arg(help="divide examples, tasks or seeds among so many devices")] = None
+    distributed: Annotated[bool, Arg(help="one of several processes, on all their devices together; see the docs")] = (
+        False
+    )
 
     name: ClassVar[str]
-    free: ClassVar[tuple[str, ...]] = ("out", "resume", "json", "save_every", "outer_steps")
+    free: ClassVar[tuple[str, ...]] = ("out", "resume", "json", "save_every", "outer_steps", "devices", "distributed")
     """options that may change when a run goes on"""
     together: ClassVar[bool] = False
     """whether all seeds are one run, in one folder; else each has a folder of its own"""
@@ -105,6 +110,10 @@ class Run(abc.ABC):
         """Refuses options that do not go together."""
         if self.resume and self.out is None:
             self.refuse("--resume needs --out, the folder of the run to go on with.")
+        if self.devices is not None and (self.devices < 1 or self.distributed):
+            self.refuse("--devices must be at least 1, and --distributed takes all devices without it.")
+        if self.distributed and self.out is None:
+            self.refuse("--distributed needs --out, a folder that all processes see.")
         if not self.seed:
             self.refuse("--seed needs at least one number.")
         if min(self.seed) < 0:
@@ -126,7 +135,9 @@ class Run(abc.ABC):
             results[seed] = self.run(method, seed, folder)
             if results[seed]["status"] in EXIT_CODES:
                 break
-        if self.json:
+        if not is_first():
+            pass
+        elif self.json:
             print(json.dumps({str(seed): {"folder": str(folders[seed]), **results[seed]} for seed in results}))
         else:
             self.show(results, out)
@@ -169,13 +180,14 @@ class Run(abc.ABC):
             began, new = time.perf_counter(), not (folder / "config.json").exists()
             try:
                 setup, validation = self.setup(seed), self.validation(seed)
+                wait_for_all("bilax: the folder was looked at")
                 if not (self.resume or new):
                     raise FileExistsError(f"{folder} already holds a run: add --resume, or choose another --out.")
                 settings = dataclasses.asdict(self) | self.facts() | {"out": str(folder)}
                 settings["seed"] = list(self.seed) if self.together else seed
                 check_config(folder, settings, self.may_change())
-                before = write_config(folder, settings)
-                begun = mark(folder)
+                before = write_config(folder, settings) if is_first() else 0.0
+                begun = mark(folder) if is_first() else None
                 solution = self._solve(setup, method, seed, folder, before, validation)
             except (OSError, ValueError) as error:
                 if new and not any((folder / "checkpoints").glob("*")):
@@ -186,6 +198,8 @@ class Run(abc.ABC):
                 if not isinstance(error.__cause__, OSError | ValueError):
                     raise
                 self.refuse(error.__cause__)
+            if not is_first():
+                return {"status": solution.ended.name}
             end = End(solution, validation, folder, before + time.perf_counter() - began)
             try:
                 if mark(folder) != begun:
@@ -214,6 +228,7 @@ class Run(abc.ABC):
                 steps=self.outer_steps,
                 key=jax.random.key(seed),
                 progress=not self.json,
+                mesh=mesh(self.devices, self.distributed),
                 callbacks=[] if validation is None else [validation],
                 saving=bilax.Saving(folder / "checkpoints", every_seconds=self.save_every),
                 resume=self.resume,

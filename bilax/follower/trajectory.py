@@ -4,6 +4,7 @@ States are s_0, …, s_K and iterates y_k = point(s_k). The chosen index k̄ run
 follower is solved, where a tolerance is given.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -80,8 +81,9 @@ class Trajectory(NamedTuple):
     taken: Any
     """how many steps were taken"""
     kept: PyTree
-    """s_0, s_m, s_2m, … with m = `every`, stacked; None where nothing was kept"""
-    every: int | None
+    """s_0, s_m, s_2m, … with m the first of the spacings, stacked; None where nothing was kept"""
+    spacings: tuple[int, ...]
+    """of the states that are kept here, and of those that are kept on the way back between two of these, and so on"""
 
 
 def begin(dynamics: Dynamics, y: PyTree, follower: Follower) -> PyTree:
@@ -94,11 +96,73 @@ def begin(dynamics: Dynamics, y: PyTree, follower: Follower) -> PyTree:
     return dynamics.init(brought_inside(follower.y_set, y))
 
 
-def unroll(run: Unrolling, params: PyTree, z: PyTree, every: int | None = None) -> Trajectory:
-    """Runs K steps from z, keeping every `every`-th state (none by default)."""
-    count, state = run.length, run.begin(params, z)
+Keep = int | None | Callable[[PyTree], tuple[int, ...]]
+"""Which states are kept: every m-th, none, or a function of the first one that gives `Trajectory.spacings`."""
+
+
+class Checkpoints(NamedTuple):
+    """Which of K states are kept for the way back, the others being computed anew: in r levels about r K^(1/r) at once.
+
+    Between two states that are kept, c^(r-1) steps apart, c more are kept on the way back, c^(r-2) steps apart, and so
+    on down to every one (Griewank and Walther, Evaluating Derivatives, 2008, chapter 12).
+    """
+
+    steps: int
+    """K"""
+    state_bytes: int
+    levels: int
+
+    @property
+    def spacings(self) -> tuple[int, ...]:
+        """How many steps lie between two states that are kept, level by level; the last is 1."""
+        each = next(c for c in range(1, self.steps + 1) if c**self.levels >= self.steps)
+        return tuple(each**power for power in reversed(range(self.levels)))
+
+    @property
+    def states(self) -> int:
+        """How many are kept at once."""
+        between = (above // below for above, below in itertools.pairwise(self.spacings))
+        return -(-self.steps // self.spacings[0]) + sum(between)
+
+    @property
+    def bytes(self) -> int:
+        """That all of them take."""
+        return self.states * self.state_bytes
+
+    def __str__(self) -> str:
+        more = {0: "no step is", 1: "each step is"}.get(self.levels - 1, f"each step is up to {self.levels - 1} times")
+        return (
+            f"{self.steps:,} steps, {self.states:,} states of {_amount(self.state_bytes)} kept at once "
+            f"({_amount(self.bytes)}), {more} computed again"
+        )
+
+
+def _amount(size: float) -> str:
+    unit = next(i for i in range(5) if size < 1024 ** (i + 1) or i == 4)
+    return f"{size / 1024**unit:.3g} {('bytes', 'KB', 'MB', 'GB', 'TB')[unit]}"
+
+
+def checkpoints_within(steps: int, state: PyTree, room: int) -> Checkpoints:
+    """The fewest levels whose states take no more than `room` bytes."""
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(lambda: state)))
+    plans = [Checkpoints(steps, size, levels) for levels in range(1, max(2, (steps - 1).bit_length() + 1))]
+    fitting = next((plan for plan in plans if plan.bytes <= room), None)
+    if fitting is None:
+        least = min(plans, key=lambda plan: plan.bytes)
+        raise ValueError(
+            f"Reverse(checkpoint={room}): so many bytes are too few for a follower of {_amount(size)} and {steps} "
+            f"steps; at least {least.bytes} are needed."
+        )
+    return fitting
+
+
+def unroll(run: Unrolling, params: PyTree, z: PyTree, keep: Keep = None) -> Trajectory:
+    """Runs K steps from z, keeping some states on the way (none by default)."""
+    state = run.begin(params, z)
+    spacings = keep(state) if callable(keep) else {None: (), 1: (1,)}.get(keep, (keep, 1))
+    count, every = run.length, spacings[0] if spacings else None
     if run.solved is not None:
-        return _unroll_until_solved(run, run.solved, params, state, every)
+        return _unroll_until_solved(run, run.solved, params, state, every)._replace(spacings=spacings)
     if every == 1:
         return _unroll_all(run, params, state)
 
@@ -117,7 +181,7 @@ def unroll(run: Unrolling, params: PyTree, z: PyTree, every: int | None = None) 
         carry, kept = jax.lax.scan(segment, carry, jnp.arange(0, count, every))
     last, best = carry
     chosen, k_bar = (last, count) if best is None else (best[0], best[2])
-    return Trajectory(chosen, last, k_bar, count, kept, every)
+    return Trajectory(chosen, last, k_bar, count, kept, spacings)
 
 
 def _none_chosen(run: Unrolling, params: PyTree, state: PyTree) -> PyTree:
@@ -160,7 +224,7 @@ def _unroll_until_solved(
     carry = jnp.zeros((), int), state, _none_chosen(run, params, state), kept, jnp.asarray(False)
     taken, last, best, kept, _ = jax.lax.while_loop(lambda carry: ~carry[-1] & (carry[0] < run.length), body, carry)
     chosen, k_bar = (last, taken) if best is None else (best[0], best[2])
-    return Trajectory(chosen, last, k_bar, taken, kept, every)
+    return Trajectory(chosen, last, k_bar, taken, kept, ())
 
 
 def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
@@ -170,12 +234,12 @@ def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:
 
     last, (kept, scores) = jax.lax.scan(body, state, jnp.arange(run.length))
     if scores is None:
-        return Trajectory(last, last, run.length, run.length, kept, 1)
+        return Trajectory(last, last, run.length, run.length, kept, (1,))
     k_bar = jnp.argmax(scores) + 1
     chosen = jax.tree.map(
         lambda kept, end: jnp.where(k_bar == run.length, end, kept[jnp.minimum(k_bar, run.length - 1)]), kept, last
     )
-    return Trajectory(chosen, last, k_bar, run.length, kept, 1)
+    return Trajectory(chosen, last, k_bar, run.length, kept, (1,))
 
 
 def replay(run: Unrolling, params: PyTree, z: PyTree, k_bar: Any) -> PyTree:
@@ -191,46 +255,47 @@ def sweep(
     The loop's trip count is k̄ − stop, known only when it runs, so truncation saves real time. `params` is
     the differentiated part of the parameters; `run.step` holds the rest.
     """
-    params_bar = jax.tree.map(jnp.zeros_like, params)
+    end = trajectory.k_bar
 
-    def sweep_between(low, high, state_at, bars):
-        def body(i, bars):
-            params_bar, state_bar = bars
-            k = high - 1 - (i - low)
-            moving, rest = eqx.partition(state_at(k), eqx.is_inexact_array)
+    def step_back(k, state, bars):
+        params_bar, state_bar = bars
+        moving, rest = eqx.partition(state, eqx.is_inexact_array)
 
-            def step(params, moving):
-                return eqx.filter(run.step(k, params, eqx.combine(moving, rest)), eqx.is_inexact_array)
+        def step(params, moving):
+            return eqx.filter(run.step(k, params, eqx.combine(moving, rest)), eqx.is_inexact_array)
 
-            params_add, state_bar = jax.vjp(step, params, moving)[1](state_bar)
-            return jax.tree.map(jnp.add, params_bar, params_add), state_bar
+        params_add, state_bar = jax.vjp(step, params, moving)[1](state_bar)
+        return jax.tree.map(jnp.add, params_bar, params_add), state_bar
 
-        return jax.lax.fori_loop(low, high, body, bars)
+    def back(start, high, kept, spacings, bars):
+        """From step `high` to `start`, or to `stop`; `kept` has the states from `start` on, spacings[0] apart."""
+        every, *below = spacings
+        first, last = jnp.maximum(stop - start, 0) // every, (high - 1 - start) // every
 
-    every, kept = trajectory.every, trajectory.kept
-    assert every is not None
-    if every == 1:
-        return sweep_between(stop, trajectory.k_bar, lambda k: _index(kept, k), (params_bar, state_bar))
+        def segment(i, bars):
+            j = first + last - i
+            begin, state = start + j * every, _index(kept, j)
+            if not below:
+                return step_back(begin, state, bars)
+            until = jnp.minimum(begin + every, high)
+            between = _keep(run, params, state, begin, until, every // below[0], below[0])
+            return back(begin, until, between, below, bars)
 
-    def segment(i, bars):
-        j = first + last - i
-        start = j * every
+        return jax.lax.fori_loop(first, last + 1, segment, bars)
 
-        def keep(state, k):
-            # Steps past k̄ are computed for a fixed shape and never read.
-            return run.step(k, params, state), state
-
-        _, states = jax.lax.scan(keep, _index(kept, j), start + jnp.arange(every))
-        low, high = jnp.maximum(start, stop), jnp.minimum(start + every, trajectory.k_bar)
-        return sweep_between(low, high, lambda k: _index(states, k - start), bars)
-
-    first, last = stop // every, (trajectory.k_bar - 1) // every
-    return jax.lax.fori_loop(first, last + 1, segment, (params_bar, state_bar))
+    bars = jax.tree.map(jnp.zeros_like, params), state_bar
+    return back(0, end, trajectory.kept, trajectory.spacings, bars)
 
 
-def segment_length(count: int) -> int:
-    """√K, the spacing of checkpoints that keeps about 2√K states alive at once."""
-    return max(1, math.isqrt(count - 1) + 1)
+def _keep(run: Unrolling, params: PyTree, state: PyTree, begin: Any, until: Any, count: int, every: int) -> PyTree:
+    """`count` states from step `begin` on, `every` steps apart; those past `until` are not computed."""
+
+    def move(state, i):
+        start = jnp.minimum(begin + i * every, until)
+        end = jnp.minimum(start + every, until)
+        return jax.lax.fori_loop(start, end, lambda k, state: run.step(k, params, state), state), state
+
+    return jax.lax.scan(move, state, jnp.arange(count))[1]
 
 
 def _index(tree: PyTree, k: Any) -> PyTree:

@@ -2,7 +2,8 @@
 
 A rule is any object with
 
-    keep(K) -> int | None            how densely the forward pass stores states (1: all, None: none)
+    keep(K) -> Keep                  which states the forward pass stores: 1 for all, m for every m-th, None for none,
+                                     or a function of the first state that gives the spacings of several levels
     has_z_gradient(K) -> bool        whether its z-gradient means anything
     check(method)                    raises if the method's other parts do not fit
     pullback(run, v) -> Cotangents   those of the parameters and of z, for the cotangent v of y_k̄
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 from jaxtyping import PyTree
 
-from bilax.follower.trajectory import Trajectory, Unrolling
+from bilax.follower.trajectory import Keep, Trajectory, Unrolling
 from bilax.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Cotangents(NamedTuple):
 class Derivative(Protocol):
     """What a rule must offer; see the module's docstring."""
 
-    def keep(self, inner_steps: int) -> int | None: ...
+    def keep(self, inner_steps: int) -> Keep: ...
     def has_z_gradient(self, inner_steps: int) -> bool: ...
     def check(self, method: "Method") -> None: ...
     def pullback(self, run: FollowerRun, v: PyTree) -> Cotangents: ...

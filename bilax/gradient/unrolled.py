@@ -1,5 +1,6 @@
 """Derivatives of the steps that were taken: reverse and forward mode along the trajectory."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import equinox as eqx
@@ -9,7 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from bilax.follower.trajectory import replay, segment_length, sweep
+from bilax.follower.trajectory import Checkpoints, Keep, checkpoints_within, replay, sweep
 from bilax.gradient.rule import Cotangents, FollowerRun, StatelessRule
 
 if TYPE_CHECKING:
@@ -20,19 +21,32 @@ class Reverse(eqx.Module):
     """Reverse mode along the trajectory, from k̄ down to k̄ − window (0 by default).
 
     Exact unless the window cuts it. A cut treats s_{k̄−window} as constant, so the z-gradient is then zero.
-    `checkpoint=True` stores √K states in place of K and computes the others again.
+    `checkpoint=True` keeps about 2√K states at a time in place of K and computes each step once more; a whole number is
+    how many bytes the states may take, and `plan` tells what that leads to.
     """
 
     window: int | None = None
-    checkpoint: bool = False
+    checkpoint: bool | int = False
 
-    def keep(self, inner_steps: int) -> int | None:
-        return segment_length(inner_steps) if self.checkpoint else 1
+    def keep(self, inner_steps: int) -> Keep:
+        return lambda state: self._checkpoints(inner_steps, state).spacings
+
+    def plan(self, method: "Method", y: PyTree) -> Checkpoints:
+        """Which states of the follower are kept, and what they take; `print` it."""
+        return self._checkpoints(method.inner_steps, jax.eval_shape(method.dynamics.init, y))
+
+    def _checkpoints(self, inner_steps: int, state: PyTree) -> Checkpoints:
+        everything = checkpoints_within(inner_steps, state, sys.maxsize)
+        if isinstance(self.checkpoint, bool):
+            return everything._replace(levels=2) if self.checkpoint else everything
+        return checkpoints_within(inner_steps, state, self.checkpoint)
 
     def has_z_gradient(self, inner_steps: int) -> bool:
         return self.window is None or self.window >= inner_steps
 
     def check(self, method: "Method") -> None:
+        if not isinstance(self.checkpoint, bool) and (not isinstance(self.checkpoint, int) or self.checkpoint < 1):
+            raise ValueError(f"checkpoint must be True, False or a number of bytes, got {self.checkpoint!r}.")
         if self.window is None:
             return
         if self.window < 1:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.method import Method
@@ -37,6 +38,8 @@ class Hypergradient(eqx.Module):
     z_optimizer: optax.GradientTransformation | None = None
     """the same as for x if None"""
     tasks: bool = False
+    mesh: Mesh | None = eqx.field(static=True, default=None)
+    """the devices among which the tasks are divided"""
 
     def __check_init__(self):
         if self.tasks and self.method.start == "warm":
@@ -50,7 +53,7 @@ class Hypergradient(eqx.Module):
 
     def step(self, problem: Problem, carry: Carry, data: tuple[Any, ...], key: Array) -> tuple[Carry, Evaluation]:
         phi = approximate(problem, self.method)
-        phi = Tasks(phi) if self.tasks else phi
+        phi = Tasks(phi, self.mesh) if self.tasks else phi
         x, z, x_memory, z_memory = carry
         both = (0, 1) if self.method.start == "auxiliary" else (0,)
         (value, info), (grad_x, *grad_z) = jax.value_and_grad(phi, both, has_aux=True)(x, z, *data)

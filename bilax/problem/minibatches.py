@@ -53,6 +53,8 @@ class Rows(eqx.Module):
     arrays: PyTree
     count: int = eqx.field(static=True)
     size: int = eqx.field(static=True)
+    hands: int = eqx.field(static=True, default=1)
+    """if more than one, the arrays have an axis in front of the rows, to which these are dealt in turn like cards"""
 
     @classmethod
     def of(cls, name: str, arrays: PyTree, size: int | None, seed: int | None) -> "Rows":
@@ -80,31 +82,55 @@ class Rows(eqx.Module):
     @property
     def all(self) -> PyTree:
         """Every row once."""
-        return jax.tree.map(lambda leaf: leaf[: self.count], self.arrays)
+        if self.hands == 1:
+            return jax.tree.map(lambda leaf: leaf[: self.count], self.arrays)
+        each = self.count // self.hands
+        return jax.tree.map(lambda leaf: leaf[:, :each].reshape(self.count, *leaf.shape[2:]), self.arrays)
+
+    def dealt(self, name: str, hands: int) -> "Rows":
+        """The rows in so many parts, such that every batch takes as many of each: for as many devices."""
+        for what, number in ((f"rows of {name}", self.count), (f"size of {name}'s batches", self.size)):
+            if number % hands:
+                raise ValueError(
+                    f"the {what} must be a multiple of the {hands} devices, got {number}: each device has its share of "
+                    "every batch."
+                )
+        if self.size == self.count:
+            return self
+
+        def deal(leaf):
+            ring = np.asarray(leaf)[np.arange(self.count + self.size) % self.count]
+            return ring.reshape(-1, hands, *ring.shape[1:]).swapaxes(0, 1)
+
+        return Rows(jax.tree.map(deal, self.arrays), self.count, self.size, hands)
 
 
 def batches(levels: Sequence[Rows], starts: Sequence[Any]) -> tuple[Any, ...]:
     """Of each level the rows from its start on; all of them where a batch is everything."""
     cut = [i for i, rows in enumerate(levels) if rows.size < rows.count]
-    slices = _slices(tuple(levels[i].size for i in cut))
+    slices = _slices(tuple((levels[i].size, levels[i].hands) for i in cut))
     found = slices(tuple(levels[i].arrays for i in cut), tuple(starts[i] for i in cut)) if cut else ()
     by_level = dict(zip(cut, found, strict=True))
     return tuple(by_level.get(i, rows.arrays) for i, rows in enumerate(levels))
 
 
 @functools.cache
-def _slices(sizes: tuple[int, ...]) -> Any:
+def _slices(kinds: tuple[tuple[int, int], ...]) -> Any:
     """(arrays, starts), one of each per level -> so many rows from there on; for many starts one after the other.
+
+    A kind is the size of a batch and how many hands the rows are dealt to.
 
     XLA makes a gather of what `vmap` makes of a slice, and on a CPU computes the place of each number anew: for ten
     batches of 64 rows with 22 numbers that took two thirds of a step of SOBA.
     """
 
     def plain(arrays, starts):
-        def rows(size, start, part):
-            return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), part)
+        def rows(kind, start, part):
+            size, hands = kind
+            take = functools.partial(_from_hands, start, size) if hands > 1 else None
+            return jax.tree.map(take or (lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size)), part)
 
-        return tuple(map(rows, sizes, starts, arrays))
+        return tuple(map(rows, kinds, starts, arrays))
 
     one = jax.custom_batching.custom_vmap(plain)
 
@@ -118,6 +144,16 @@ def _slices(sizes: tuple[int, ...]) -> Any:
         return found, jax.tree.map(lambda _: True, found)
 
     return one
+
+
+def _from_hands(start: Any, size: int, leaf: Array) -> Array:
+    """The rows start, …, start + size − 1, hand by hand. Row r is number r // hands of hand r % hands."""
+    hands, each = len(leaf), size // len(leaf)
+    # The hands before that of the first row begin one number later. What is cut is never the hands' axis, so that no
+    # device needs another's rows.
+    found = jax.lax.dynamic_slice_in_dim(leaf, start // hands, each + 1, axis=1)
+    later = (jnp.arange(hands) < start % hands).reshape(-1, *[1] * (leaf.ndim - 1))
+    return jnp.where(later, found[:, 1:], found[:, :-1]).reshape(size, *leaf.shape[2:])
 
 
 class Draws(eqx.Module):

@@ -46,14 +46,17 @@ def from_named(saved: Mapping[str, Any], like: PyTree, prefix: str = "") -> PyTr
 
 
 def _plain(leaf: Any) -> Any:
-    return np.asarray(jax.random.key_data(leaf)) if _is_key(leaf) else leaf
+    if not is_key(leaf):
+        return leaf
+    return np.asarray(jax.random.key_data(leaf)) if leaf.is_fully_addressable else jax.random.key_data(leaf)
 
 
 def _like(stored: Any, leaf: Any) -> Any:
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(stored), impl=jax.random.key_impl(leaf))
     return jnp.asarray(stored, jnp.result_type(leaf)) if isinstance(leaf, jax.Array) else np.asarray(stored)
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Whether it is an array of random keys."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from bilax.files import read_text, write_whole
 from bilax.problem.trees import from_named, named_leaves
 from bilax.run.loop import Point
+from bilax.run.processes import is_first
 from bilax.run.progress import latest
 from bilax.run.solution import History
 
@@ -137,6 +138,8 @@ class JsonLines:
         self.path, self.every = Path(path), every
 
     def __call__(self, state: Snapshot, history: History) -> None:
+        if not is_first():
+            return
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps({"step": state.step, **latest(history)}) + "\n")
@@ -149,7 +152,7 @@ class JsonLines:
 
     def restore(self, saved: Mapping[str, Any], state: Snapshot) -> None:
         """Drops the lines of steps that a killed run took after it was last saved, and that come again."""
-        if self.path.exists():
+        if self.path.exists() and is_first():
             lines = read_text(self.path, LINES_BYTES).splitlines(keepends=True)
             kept = "".join(line for line in lines if _step_of(line) <= state.step)
             write_whole(self.path, kept.encode())
@@ -169,6 +172,8 @@ class TensorBoard:
         self.writer, self.written, self.every = SummaryWriter(str(folder)), 0, every
 
     def __call__(self, state: Snapshot, history: History) -> None:
+        if not is_first():
+            return
         for name, values in history._asdict().items():
             if name != "record":
                 for step in range(self.written, len(values)):

@@ -27,6 +27,7 @@ from jaxtyping import PyTree
 
 from bilax.files import DataError, check_size, may_unpack, read_arrays, write_arrays
 from bilax.problem.trees import named_leaves
+from bilax.run.processes import is_first, wait_for_all, whole
 
 try:
     import fcntl
@@ -36,6 +37,8 @@ except ImportError:  # Windows: there, two runs in one folder go unnoticed
 PREFIX = "step"
 CHECKPOINT = re.compile(f"{PREFIX}_[0-9]{{9,15}}")
 HISTORY = "history"
+NOT_COMPARED = "spread over several processes"
+"""of data whose fingerprint would have to be put together of all processes' parts"""
 ROOM = 1 << 29
 """bytes that a checkpoint may hold beside what the run needs"""
 
@@ -113,9 +116,10 @@ def opened(saving: Saving, *, resume: bool) -> Iterator["Checkpoints"]:
                 f"{saving.folder} already holds a run (steps {steps}). Go on with it by resume=True, or choose "
                 "another folder."
             )
-        for path in saving.path.glob(f"{PREFIX}_*"):
+        for path in saving.path.glob(f"{PREFIX}_*") if is_first() else ():
             if ".orbax" not in path.name and (wrong := _what_is_wrong(path)):
                 _set_aside(path, wrong)
+        wait_for_all("bilax: the folder was looked at")
         kept = _LatestAndBest(saving.keep)
         with contextlib.closing(_manager(saving, kept)) as manager:
             yield Checkpoints(saving, manager, kept, folder)
@@ -124,7 +128,7 @@ def opened(saving: Saving, *, resume: bool) -> Iterator["Checkpoints"]:
 @contextlib.contextmanager
 def _alone(saving: Saving) -> Iterator[int | None]:
     """Locks the folder and yields its descriptor, which stands for the same folder even if it is renamed."""
-    if fcntl is None:
+    if fcntl is None or not is_first():
         yield None
         return
     folder = os.open(saving.path, os.O_RDONLY)
@@ -203,20 +207,23 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         score = score if np.isfinite(score) else 1e308  # which JSON knows
+        arrays = {
+            name: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for name, leaf in saved.arrays.items()
+        }
         about = {
             "configuration": saved.configuration,
             "next_step": saved.next_step,
             "score": score,
-            "sha256": {name: digest(leaf) for name, leaf in saved.arrays.items()},
+            "sha256": {name: digest(leaf) for name, leaf in arrays.items()},
         }
         try:
             self._check_folder(
-                sum(np.asarray(leaf).nbytes for leaf in (*saved.arrays.values(), *saved.history.values()))
+                sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in (*arrays.values(), *saved.history.values()))
             )
-            if saved.step > self.recorded:
+            if saved.step > self.recorded and is_first():
                 write_arrays(self._part(self.recorded, saved.step), saved.history)
             items = ocp.args.Composite(
-                arrays=ocp.args.StandardSave(saved.arrays),
+                arrays=ocp.args.StandardSave(arrays),
                 about=ocp.args.JsonSave(about),  # pyright: ignore
             )
             self.kept.scores[saved.step] = score
@@ -265,7 +272,7 @@ class Checkpoints:
             self.recorded = step
             # Orbax does not store what it is told of a checkpoint's worth.
             self.kept.scores = {each: self._score(each) for each in self.manager.all_steps()}
-            for later in (part for part, _, end in self._parts() if end > step):
+            for later in (part for part, _, end in self._parts() if end > step and is_first()):
                 later.unlink()
             return saved
         return None
@@ -276,9 +283,10 @@ class Checkpoints:
         path = self.saving.path / f"{PREFIX}_{step:09d}"
         packed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         check_size(path.name, _announced(path / "arrays"), ROOM + 2 * size + may_unpack(packed))
-        items = ocp.args.Composite(arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore())  # pyright: ignore
+        # As NumPy arrays: orbax would bind them to the devices that they were saved on.
+        room = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), _known(path / "arrays"))
+        items = ocp.args.Composite(arrays=ocp.args.StandardRestore(room), about=ocp.args.JsonRestore())  # pyright: ignore
         read = self.manager.restore(step, args=items)
-        # Orbax binds arrays to their device, for which JAX would compile all programs anew.
         arrays, about = {name: np.asarray(leaf) for name, leaf in read["arrays"].items()}, read["about"]
         for name, leaf in arrays.items():
             if digest(leaf) != about["sha256"][name]:
@@ -336,7 +344,11 @@ def read_history(folder: Path, until: int | None = None) -> dict[str, np.ndarray
 def check_configuration(saved: Saved, now: dict[str, str], saving: Saving) -> None:
     """Refuses to go on with a run that was begun with other settings, and says which."""
     then = saved.configuration
-    differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    differ = [
+        name
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name) and NOT_COMPARED not in (then.get(name), now.get(name))
+    ]
     lines = [f"  {name}: saved {then.get(name, 'nothing')}, now {now.get(name, 'nothing')}" for name in differ]
     _refuse(lines, saving)
 
@@ -373,17 +385,22 @@ def fingerprint(tree: PyTree) -> str:
 
 def digest(leaf: Any) -> str:
     """SHA-256 of an array's type, shape and content."""
-    array = np.asarray(jax.device_get(leaf))
+    array = np.asarray(whole(leaf))
     found = hashlib.sha256(f"{array.dtype}{array.shape}".encode())
     found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
 
 
-def _announced(folder: Path) -> int:
-    """The bytes that orbax will make room for."""
+def _known(folder: Path) -> PyTree:
+    """What orbax knows of the arrays in a folder before it reads them."""
     import orbax.checkpoint as ocp
 
-    leaves = jax.tree.leaves(ocp.StandardCheckpointHandler().metadata(folder).tree)  # pyright: ignore
+    return ocp.StandardCheckpointHandler().metadata(folder).tree  # pyright: ignore
+
+
+def _announced(folder: Path) -> int:
+    """The bytes that orbax will make room for."""
+    leaves = jax.tree.leaves(_known(folder))
     shapes = [(leaf.shape, leaf.storage.chunk_shape, np.dtype(leaf.dtype).itemsize) for leaf in leaves]
     return sum(max(math.prod(shape), math.prod(chunk)) * itemsize for shape, chunk, itemsize in shapes)
 

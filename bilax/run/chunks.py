@@ -23,8 +23,10 @@ from bilax.run import checkpoint
 from bilax.run.callbacks import Snapshot
 from bilax.run.checkpoint import Checkpoints, Saved, Saving
 from bilax.run.data import Batches, Reader
+from bilax.run.devices import Devices, put, put_own_part
 from bilax.run.loop import Loop, Point, State, advance, begin, finish
 from bilax.run.options import RunOptions
+from bilax.run.processes import agreed, is_first, largest, whole
 from bilax.run.progress import display
 from bilax.run.solution import History, Interrupted, Solution, Status
 
@@ -53,6 +55,8 @@ class Plan(NamedTuple):
     steps: int
     fixed: Fixed
     """what of x and y is no variable"""
+    devices: Devices | None = None
+    """where the arrays lie; None for the one device that JAX chooses"""
 
 
 def drive(plan: Plan, options: RunOptions) -> Solution:
@@ -87,7 +91,7 @@ class _Drive:
             self.batches, self.batch, self.loop = self.loop.data, self.loop.data.first, self.loop._replace(data=())
         entries = rounded_up(plan.steps // self.loop.every)
         self.capacity = min(entries, CAPACITY) if self.batches is None else self.batches.capacity(entries)
-        self.state: State = _begin(self.loop, plan.x0, plan.y0, plan.key, self.batch)
+        self.state: State = _begin(self.loop, plan.x0, plan.y0, plan.key, self._placed(self.batch))
         self.parts: list[History] = []
         self.fresh: list[History] = []
         """what was recorded since the last checkpoint"""
@@ -109,7 +113,7 @@ class _Drive:
                 self._take_up(stored, saver.configuration)
             # An algorithm with a tolerance of its own ends by itself, as `auto`'s does.
             all_taken = self.loop.tolerance is None and not hasattr(self.loop.algorithm, "tolerance")
-            show = stack.enter_context(display(options.progress, steps, self.done, all_taken))
+            show = stack.enter_context(display(options.progress and is_first(), steps, self.done, all_taken))
             reader = stack.enter_context(self._reader()) if self.batches is not None else None
             # Data that have become shorter are told as such, not as another configuration.
             if stored is not None and self.batch_is_last:
@@ -119,8 +123,8 @@ class _Drive:
             had_ended = stored is not None and any(c.stops() for c in options.callbacks if hasattr(c, "stops"))
             ended = Status.stopped_by_callback if had_ended else self._go_on(saver, reader, show)
             self._save_before_leaving(saver)
-        point, status = jax.device_get(_finish(self.loop, self.state, jnp.asarray(ended), self.batch))
-        solution = finished(point, status, np.asarray(self.state.step), self._history(), self.plan)
+        point, status = whole(_finish(self.loop, self.state, jnp.asarray(ended), self._placed(self.batch)))
+        solution = finished(point, status, whole(self.state.step), self._history(), self.plan)
         if ended in (Status.interrupted, Status.terminated):
             raise Interrupted(solution)
         return solution
@@ -128,18 +132,21 @@ class _Drive:
     @property
     def done(self) -> int:
         """Outer steps taken; of many starts by the one that took most."""
-        return int(np.max(self.state.step))
+        return int(np.max(whole(self.state.step)))
 
     def _go_on(self, saver: "_Saver | None", reader: Reader | None, show: Any) -> Status:
         pace, steps = _Pace(self.capacity), self.plan.steps
-        while self.done < steps and np.any(np.asarray(self.state.status) == Status.running):
-            count, batches = self._until_due(saver, min(pace.count, (steps - self.done) // self.loop.every)), None
+        while self.done < steps and np.any(whole(self.state.status) == Status.running):
+            # Clocks differ between processes, and all must take the same steps.
+            (pace.count,), batches = agreed(pace.count), None
+            count = self._until_due(saver, min(pace.count, (steps - self.done) // self.loop.every))
             if reader is not None:
                 try:
                     count, batches = reader.take(count)
                 except Exception:
                     self._save_before_leaving(saver)
                     raise
+                count = -largest(-count)  # the least: some processes' data may have ended
                 if count == 0:
                     return self._why_stop() or Status.data_ended
             before = self.done
@@ -148,7 +155,7 @@ class _Drive:
                 taken = (self.done - before) // self.loop.every
             if batches is not None and taken:
                 self.batch = _entry(batches, taken - 1)
-            self._record(jax.device_get(part), taken)
+            self._record(whole(part), taken)
             show(self.done, self.parts[-1])
             # Callbacks first: the state is saved after a signal, and they would never see this step again.
             try:
@@ -160,12 +167,18 @@ class _Drive:
             if stop is not None:
                 return stop
             # After the callbacks, so that none misses a step of a run that was killed.
-            if saver is not None and saver.due(self.done):
+            if saver is not None and agreed(saver.due(self.done)) == (True,):
                 saver.save(self)
         return Status.step_limit
 
     def _chunk(self, count: int, batches: PyTree) -> tuple[Array, int, PyTree]:
-        return jnp.asarray(count), self.capacity, batches
+        return jnp.asarray(count), self.capacity, self._placed(batches, 1)
+
+    def _placed(self, batch: PyTree, before: int = 0) -> PyTree:
+        """Data that were read, where the devices want them; with `before=1` a chunk's."""
+        if batch is None or self.plan.devices is None:
+            return batch
+        return self.plan.devices.data(batch, self.loop.data_axes, put_own_part, before)
 
     def _until_due(self, saver: "_Saver | None", count: int) -> int:
         """At most `count` entries of the history, so that nothing that is due at a step is passed by."""
@@ -174,6 +187,10 @@ class _Drive:
         return min([count, *((n - self.done % n) // self.loop.every for n in every if n)])
 
     def _why_stop(self) -> Status | None:
+        return Status(why) if (why := largest(self._own_reason() or 0)) else None
+
+    def _own_reason(self) -> Status | None:
+        """Why this process would stop."""
         if self.received:
             return Status.interrupted if self.received[0] == signal.SIGINT else Status.terminated
         limit = self.options.time_limit
@@ -219,9 +236,11 @@ class _Drive:
 
     def snapshot(self) -> Snapshot:
         """The state as callbacks see it."""
-        x, z = self.loop.algorithm.point(self.state.carry)
+        x, z, good = *self.loop.algorithm.point(self.state.carry), self.state.good
+        if jax.process_count() > 1:  # a callback computes by itself
+            x, z, good = whole((x, z, good))
         fixed = self.plan.fixed
-        return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, _as_written(self.state.good, fixed))
+        return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, _as_written(good, fixed))
 
     def saved(self, configuration: dict[str, str]) -> Saved:
         """All that a checkpoint holds of this moment."""
@@ -237,7 +256,11 @@ class _Drive:
         assert self.options.saving is not None
         checkpoint.check_configuration(stored, configuration, self.options.saving)
         try:
-            self.state = from_named(stored.arrays, self.state, "state")
+            found = from_named(stored.arrays, self.state, "state")
+            # Where they lie now, on however many devices they were saved.
+            devices = self.plan.devices
+            places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+            self.state = found if devices is None else jax.tree.map(put, found, places)
             self.parts = [from_named(stored.history, self._join([]))]
         except KeyError as error:
             raise checkpoint.ConfigurationError(
@@ -255,7 +278,9 @@ class _Drive:
         assert self.batches is not None
         # The batch of the last step taken comes first: the end point is evaluated on it.
         skip = max(self.done - 1, 0)
-        reader = Reader(self.batches, skip, self.plan.steps - skip, self.capacity, lambda: self._why_stop() is not None)
+        reader = Reader(
+            self.batches, skip, self.plan.steps - skip, self.capacity, lambda: self._own_reason() is not None
+        )
         if self.done:
             taken, batches = reader.take(1)
             self.batch_is_last = bool(taken)
@@ -266,6 +291,8 @@ class _Drive:
         """What can be named of all that must be the same for a run to go on; `_next_step` is for the rest."""
         data = self.loop.data
         read = callable(data) or self.batches is not None
+        apart = any(not leaf.is_fully_addressable for leaf in jax.tree.leaves(data) if isinstance(leaf, jax.Array))
+        known = "read while running" if read else checkpoint.NOT_COMPARED
         return {
             # Not the optimisers, whose text is that of closures.
             "method": _text(getattr(self.loop.algorithm, "method", self.loop.algorithm)),
@@ -277,7 +304,7 @@ class _Drive:
             "y0": checkpoint.fingerprint(self.plan.y0),
             "record_every": str(self.loop.every),
             "key": checkpoint.fingerprint(self.plan.key),
-            "data": "read while running" if read else checkpoint.fingerprint(eqx.filter(data, eqx.is_array)),
+            "data": known if read or apart else checkpoint.fingerprint(eqx.filter(data, eqx.is_array)),
         }
 
     def _next_step(self) -> dict[str, float]:
@@ -285,9 +312,10 @@ class _Drive:
         after, entry = _advance(self.loop, self.state, *self._chunk(1, self._room(self.batch)))
         point = self.loop.algorithm.point
         moves = zip(point(after.carry), point(self.state.carry), strict=True)
-        x, z = (_distance(new, old) for new, old in moves)
+        x, z = (_distance(*whole(pair)) for pair in moves)
+        entry, good = whole((entry, after.good))
         # A run that has ended leaves no entry.
-        found = zip((entry.upper, entry.lower), (after.good.upper, after.good.lower), strict=True)
+        found = zip((entry.upper, entry.lower), (good.upper, good.lower), strict=True)
         upper, lower = (float(np.mean(np.where(np.isnan(one[..., 0]), good, one[..., 0]))) for one, good in found)
         return {"upper": upper, "lower": lower, "move of x": x, "move of z": z}
 
@@ -298,7 +326,7 @@ def _distance(new: PyTree, old: PyTree) -> float:
 
 
 def _size(tree: PyTree) -> int:
-    return sum(np.asarray(leaf).nbytes for leaf in named_leaves(tree).values())
+    return sum(leaf.nbytes for leaf in named_leaves(tree).values())
 
 
 def _entry(batches: PyTree, i: int) -> Any:
@@ -358,7 +386,7 @@ class _Saver:
             return  # before the next step is computed for it
         last = run.parts[-1].upper[..., -1]
         # Of a start that has ended there is no entry.
-        score = float(np.mean(np.where(np.isnan(last), run.state.good.upper, last)))
+        score = float(np.mean(np.where(np.isnan(last), whole(run.state.good.upper), last)))
         if self.checkpoints.save(run.saved(self.configuration), score):
             run.fresh = []
         self.last = time.monotonic()

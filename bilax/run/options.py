@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+from jax.sharding import Mesh
+
 from bilax.run.checkpoint import Saving
 
 
@@ -17,6 +19,7 @@ class Watching(TypedDict, total=False):
     time_limit: float | None
     throw: bool
     record_every: int
+    mesh: Mesh | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,10 @@ class RunOptions:
     - `record_every`: outer steps to one entry of the history. The run is evaluated and looked after (health, tolerance,
       best point) once in so many steps, so that steps of a few microseconds are not outweighed; where something goes
       wrong between, the run goes back to the last look.
+    - `mesh`: the devices to compute on, such as `jax.make_mesh((4,), ("data",))`, with one axis. The arrays of the data
+      are cut at their first axis (examples or tasks) where its length is a multiple of the devices, and so are
+      variables that have as many rows, such as weights of examples; `multistart` cuts the starts, if their number is
+      such a multiple. All else is on every device. Arrays that lie on several devices already stay as they are.
     - `throw`: raise `BilevelError` where a run breaks off; otherwise look at `solution.status`.
     """
 
@@ -41,6 +48,7 @@ class RunOptions:
     time_limit: float | None = None
     throw: bool = False
     record_every: int = 1
+    mesh: Mesh | None = None
 
     def __post_init__(self):
         if self.saving is not None and not isinstance(self.saving, Saving):

@@ -1,5 +1,6 @@
 """From a plan to a solution: as one program, or in chunks where somebody looks in."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.tasks import count_tasks
+from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.compiled import compiled
 from bilax.problem.joined_tasks import all_tasks
@@ -16,8 +18,10 @@ from bilax.problem.quick_jit import quick_jit
 from bilax.problem.variables import Fixed
 from bilax.run.chunks import CAPACITY, Plan, drive, finished
 from bilax.run.data import Batches
+from bilax.run.devices import Devices, examples
 from bilax.run.loop import Loop, Point, Record, advance, begin, finish
 from bilax.run.options import RunOptions
+from bilax.run.processes import whole
 from bilax.run.solution import BilevelError, History, Solution, Status
 
 
@@ -30,16 +34,30 @@ def start(plan: Plan, options: RunOptions) -> Solution:
             "read from an iterable: give bilax.Minibatches, a tuple or a function."
         )
     plan = plan._replace(loop=plan.loop._replace(every=every))
+    plan = plan if options.mesh is None else _spread(plan, options.mesh)
     # The history of a whole run is there before the run: one too long for that is taken in parts.
     if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps // every > 16 * CAPACITY:
         solution = drive(plan, options)
     else:
         run = (_run_once if isinstance(plan.loop.algorithm, SolvedFollower) else _run)(*plan[:5])
-        point, status, taken, history = jax.device_get(run)
+        point, status, taken, history = whole(run)
         solution = finished(point, status, taken, history, plan)
     if options.throw and solution.ended.failed:
         raise BilevelError(solution)
     return solution
+
+
+def _spread(plan: Plan, mesh: Any) -> Plan:
+    """The plan with its arrays where the devices of a mesh want them."""
+    loop, many = plan.loop, plan.loop.many
+    devices = Devices.of(mesh, len(jax.tree.leaves((plan.x0, plan.y0))[0]) if many else None)
+    algorithm: Any = devices.everywhere(loop.algorithm)
+    if isinstance(algorithm, Hypergradient) and algorithm.tasks:
+        algorithm = dataclasses.replace(algorithm, mesh=devices.mesh)
+    data = devices.source(loop.data, loop.data_axes)
+    x0, y0 = (devices.variables(one, examples(data), many) for one in (plan.x0, plan.y0))
+    loop = loop._replace(problem=devices.everywhere(loop.problem), algorithm=algorithm, data=data)
+    return Plan(loop, x0, y0, devices.everywhere(plan.key), plan.steps, plan.fixed, devices)
 
 
 def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
