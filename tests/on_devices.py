@@ -51,9 +51,8 @@ FEW_SHOT = bilax.Problem(
 ADAM = optax.adam(0.1)
 
 
-def cleaning(mesh, steps=20, **more):
+def cleaning(mesh, steps=20, data=(VALID, TRAIN), **more):
     method = bilax.iaptt_gm(10, 0.5)
-    data = VALID, TRAIN
     return bilax.solve(
         CLEANING, method, WEIGHTS, NETWORKS[0], steps=steps, optimizer=ADAM, data=data, mesh=mesh, **more
     )
@@ -113,6 +112,25 @@ def refused(call):
     return "taken"
 
 
+def own_part(tree, mesh):
+    """Arrays of which this process has given its own rows alone."""
+    which, among = jax.process_index(), jax.process_count()
+    parts = jax.tree.map(lambda leaf: np.split(leaf, among)[which], tree)
+    place = NamedSharding(mesh, PartitionSpec("data"))
+    return jax.tree.map(lambda part: jax.make_array_from_process_local_data(place, part), parts)
+
+
+def as_a_process(address, number, folder):
+    """One of two processes; the first prints how far they are from one device."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, 2, int(number))
+    mesh = jax.make_mesh((2,), ("data",))
+    together = cleaning(mesh, steps=10, saving=bilax.Saving(folder), data=own_part((VALID, TRAIN), mesh))
+    together = cleaning(mesh, saving=bilax.Saving(folder), resume=True)
+    if jax.process_index() == 0:
+        print(apart(together, cleaning(None)), together.steps)
+
+
 def main():
     one = {run.__name__: run(None) for run in (cleaning, few_shot, mini_batches, many_starts)}
     streamed_one = streamed(None)
@@ -137,4 +155,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_a_process(*sys.argv[1:]) if len(sys.argv) > 1 else main())

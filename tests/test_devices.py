@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,26 @@ def four_devices():
 )
 def test_many_devices_give_what_one_gives(four_devices, run):
     assert four_devices[run] < 1e-5
+
+
+def test_two_processes_give_what_one_gives(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {"JAX_ENABLE_X64": "0"}
+    two = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, address, str(i), tmp_path / "run"],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        for i in range(2)
+    ]
+    said, _ = (process.communicate(timeout=300)[0] for process in two)
+    apart, steps = said.split()[-2:]
+    assert float(apart) < 1e-5
+    assert steps == "20"
 
 
 def test_variables_of_examples_lie_with_them(four_devices):

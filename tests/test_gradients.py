@@ -432,3 +432,30 @@ def test_a_start_on_the_boundary_is_inside_and_stays_as_it_is():
     phi = bilax.approximate(problem, bilax.Method(1, bilax.GradientDescent(0.5)))
     grad_z = jax.grad(phi, 1, has_aux=True)(jnp.asarray([0.3, 0.3, 0.4]), jnp.asarray([1.0, 0.0, 0.0]))[0]
     np.testing.assert_allclose(grad_z, [0.5, -0.5, 0.0], atol=1e-12)
+
+
+def test_states_kept_within_a_number_of_bytes():
+    """However few states are kept, the gradient is the same; the plan says how many there are."""
+    case, steps = toy(), 23
+    state = 8  # bytes of y
+
+    def gradient(checkpoint, window=None):
+        rule = bilax.Reverse(window, checkpoint=checkpoint)
+        method = bilax.Method(steps, bilax.GradientDescent(case.step_size), bilax.pessimistic(), rule)
+        phi = bilax.approximate(case.problem, method)
+        return rule.plan(method, case.z), jax.grad(lambda x, z: phi(x, z)[0], (0, 1))(case.x, case.z)
+
+    everything, expected = gradient(False)
+    assert (everything.states, everything.spacings) == (steps, (1,))
+    cut = gradient(False, window=4)[1]
+    for room, spacings in ((steps, (1,)), (steps - 1, (5, 1)), (9, (9, 3, 1))):
+        plan, found = gradient(room * state)
+        assert plan.spacings == spacings
+        assert plan.states <= room
+        assert plan.bytes == plan.states * state
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
+        np.testing.assert_allclose(gradient(room * state, window=4)[1], cut, rtol=1e-13)
+    with pytest.raises(ValueError, match=f"at least {9 * state} are needed"):
+        gradient(8 * state)
+    with pytest.raises(ValueError, match="checkpoint must be True, False or a number of bytes"):
+        gradient(0)

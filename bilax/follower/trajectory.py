@@ -130,14 +130,14 @@ class Checkpoints(NamedTuple):
         return self.states * self.state_bytes
 
     def __str__(self) -> str:
-        more = {0: "no step is", 1: "each step is"}.get(self.levels - 1, f"each step is up to {self.levels - 1} times")
+        again = {0: "no step", 1: "each step once"}.get(self.levels - 1, f"each step up to {self.levels - 1} times")
         return (
             f"{self.steps:,} steps, {self.states:,} states of {_amount(self.state_bytes)} kept at once "
-            f"({_amount(self.bytes)}), {more} computed again"
+            f"({_amount(self.bytes)}), {again} computed again"
         )
 
 
-def _amount(size: float) -> str:
+def _amount(size: int) -> str:
     unit = next(i for i in range(5) if size < 1024 ** (i + 1) or i == 4)
     return f"{size / 1024**unit:.3g} {('bytes', 'KB', 'MB', 'GB', 'TB')[unit]}"
 

@@ -80,7 +80,7 @@ def _summed(inputs: PyTree, problem: Problem) -> tuple[Array, Info]:
     step = jax.checkpoint(step) if method.derivative.checkpoint else step
     first = unrolling.begin((view, data, method), z)
     last, values = jax.lax.scan(step, first, (jnp.arange(count), jnp.asarray(weights)))
-    reached = Trajectory(last, last, count, count, None, None)
+    reached = Trajectory(last, last, count, count, None, ())
     return jnp.sum(values), _info(problem, method, view, data, reached)
 
 

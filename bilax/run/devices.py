@@ -131,7 +131,7 @@ def put(leaf: Any, sharding: NamedSharding) -> Any:
                 f"an array of shape {leaf.shape} lies on {len(leaf.sharding.device_set)} devices that are not the "
                 f"mesh's {len(sharding.device_set)}. Place it by NamedSharding(mesh, ...) with the same mesh."
             )
-        return leaf
+        return _partitioned_by_the_compiler(leaf)
     if sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
     if is_key(leaf):
@@ -139,6 +139,15 @@ def put(leaf: Any, sharding: NamedSharding) -> Any:
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
     array = np.asarray(leaf, jnp.result_type(leaf))
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+
+
+def _partitioned_by_the_compiler(leaf: jax.Array) -> jax.Array:
+    """The same array in the same place, on a mesh that asks nothing of the functions that use it; see `Devices.of`."""
+    own = leaf.sharding
+    if not isinstance(own, NamedSharding):
+        return leaf
+    place = NamedSharding(Mesh(own.mesh.devices, own.mesh.axis_names), own.spec)  # pyright: ignore
+    return jax.make_array_from_single_device_arrays(leaf.shape, place, [part.data for part in leaf.addressable_shards])
 
 
 def put_own_part(leaf: Any, sharding: NamedSharding) -> Any:

@@ -84,7 +84,7 @@ def solve(
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
     data = check_data(data)
     if isinstance(method, Auto):
-        _check_no_optimizer(optimizer, z_optimizer)
+        _check_for_auto(optimizer, z_optimizer)
         return solve_by_itself(
             method, Setting(given, x0, y0, data, _key(key), steps, fixed, record, options, tasks=tasks)
         )
@@ -134,7 +134,7 @@ def multistart(
     y0s = check_inside("y0s", y0s, Each(problem.y_set)) if isinstance(problem.y_set, Set) else y0s
     data = check_data(data)
     if isinstance(method, Auto):
-        _check_no_optimizer(optimizer, z_optimizer)
+        _check_for_auto(optimizer, z_optimizer)
         setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options)
         return solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed)
@@ -147,7 +147,9 @@ def _warn_of_rounding(x0: PyTree, y0: PyTree, data: Any) -> None:
         warn_of_doubles(name, data.first if tree is data and isinstance(data, Batches) else tree)
 
 
-def _check_no_optimizer(*optimizers: Any) -> None:
+def _check_for_auto(*optimizers: Any) -> None:
+    if jax.process_count() > 1:
+        raise ValueError("bilax.auto() chooses by itself, which several processes cannot do together: name a method.")
     if any(one is not None for one in optimizers):
         raise TypeError("bilax.auto() chooses its optimiser: leave out optimizer and z_optimizer, or name a method.")
 
