@@ -17,8 +17,10 @@ CACHE = Path(tempfile.gettempdir()) / f"bilax-tests-{getpass.getuser()}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    # XLA's newer way to emit code takes twice as long to compile; other releases may not know the flag, and end at it.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    # XLA's newer way to emit code takes twice as long to compile, and cutting small programs into parts to compile side
+    # by side costs a quarter more; other releases may not know the flags, and end at them.
+    flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ.setdefault("XLA_FLAGS", flags)
 
 import jax  # noqa: E402
 
@@ -29,9 +31,11 @@ settings.load_profile("bilax")
 
 
 def pytest_collection_finish():
-    """What is imported stays: the garbage collector need not go through it again and again."""
+    """What is imported stays, and tracing makes much that stays for a while: the garbage collector need not go through
+    it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 MAPS = Path("/proc/self/maps")

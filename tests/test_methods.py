@@ -1,11 +1,8 @@
 """Every method through the one loop: a table of what each can do, and a user's own method beside them."""
 
 import dataclasses
-import os
 import random
 import runpy
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import pytest
 import bilax
 from bilax.run.checkpoint import steps_saved
 from tests.problems import central_difference
+from tests.processes import forked
 
 SOBA = Path(__file__).parent.parent / "docs" / "examples" / "soba.py"
 Soba = runpy.run_path(str(SOBA))["Soba"]
@@ -240,37 +238,29 @@ def test_a_user_s_soba_is_short_and_converges_to_the_solution():
     np.testing.assert_allclose(found.x, expected, rtol=1e-6)
 
 
-CHILD = """
-import sys, numpy as np, jax
-jax.config.update("jax_enable_x64", True)
-from tests.test_methods import MEANS, Soba, run, bilax
-steps, folder = int(sys.argv[1]), sys.argv[2]
-data = [(MEANS[i % 3],) for i in range(steps)]
-saving = bilax.Saving(folder, every_steps=5, every_seconds=None)
-solution = run(Soba(0.01, 0.02), data=data, steps=steps, saving=saving, resume=True)
-print(np.asarray(solution.x).tobytes().hex(), np.asarray(solution.history.upper).tobytes().hex())
-"""
+def streamed_run(steps: int, **options) -> str:
+    solution = run(Soba(0.01, 0.02), data=[(MEANS[i % 3],) for i in range(steps)], steps=steps, **options)
+    return " ".join(np.asarray(array).tobytes().hex() for array in (solution.x, solution.history.upper))
+
+
+def saved_run(steps: int, folder: Path) -> str:
+    return streamed_run(steps, saving=bilax.Saving(folder, every_steps=5, every_seconds=None), resume=True)
 
 
 def test_a_user_s_soba_on_streamed_data_is_killed_and_resumed_to_the_bit(tmp_path):
-    steps, draw = 300, random.Random(0)
-    whole = run(Soba(0.01, 0.02), data=[(MEANS[i % 3],) for i in range(steps)], steps=steps)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-
-    def child():
-        command = [sys.executable, "-c", CHILD, str(steps), str(tmp_path)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
+    steps, draw, folder, out = 300, random.Random(0), tmp_path / "run", tmp_path / "end"
+    whole = streamed_run(steps)
     for _ in range(2):
-        before, process, deadline = steps_saved(tmp_path), child(), time.monotonic() + 120
-        while steps_saved(tmp_path) == before and process.poll() is None and time.monotonic() < deadline:
+        before, deadline = steps_saved(folder), time.monotonic() + 120
+        process = forked(saved_run, out, steps, folder)
+        while steps_saved(folder) == before and process.is_alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
-        process.communicate()
-        assert steps_saved(tmp_path)[-1] < steps
-    out, _ = child().communicate(timeout=300)
-    assert out.split() == [np.asarray(whole.x).tobytes().hex(), whole.history.upper.tobytes().hex()]
+        process.join()
+        assert steps_saved(folder)[-1] < steps
+    forked(saved_run, out, steps, folder).join(timeout=300)
+    assert out.read_text() == whole
 
 
 # What the follower sees of the leader

@@ -85,9 +85,10 @@ def test_a_network_can_be_the_follower_of_forward_and_implicit_rules():
         phi = bilax.approximate(problem, method)
         return jax.jit(jax.grad(lambda weight: phi(weight, network)[0]))(jnp.asarray(1.0))
 
-    # With enough steps the implicit rule sees the same follower as the one that goes through all of them.
-    forward, reverse, implicit = slope(bilax.fhg(3, 0.1)), slope(bilax.rhg(300, 0.1)), slope(bilax.ls(300, 0.1))
-    np.testing.assert_allclose(forward, slope(bilax.rhg(3, 0.1)), rtol=1e-9)
+    # With enough steps (the decay alone makes each a contraction by 0.8) the implicit rule sees the same follower as
+    # the one that goes through all of them.
+    forward, reverse, implicit = (slope(recipe(80, 0.1)) for recipe in (bilax.fhg, bilax.rhg, bilax.ls))
+    np.testing.assert_allclose(forward, reverse, rtol=1e-9)
     np.testing.assert_allclose(implicit, reverse, rtol=1e-4)
 
 

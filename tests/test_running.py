@@ -23,6 +23,7 @@ from bilax.run import checkpoint
 from bilax.run.checkpoint import steps_saved
 from bilax.run.chunks import CAPACITY
 from tests.problems import toy
+from tests.processes import forked
 
 PROBLEM = bilax.Problem(
     lambda x, y, t: jnp.sum((y - t) ** 2) + 0.1 * jnp.sum(x**2),
@@ -497,23 +498,20 @@ def test_a_checkpoint_that_announces_too_much_is_set_aside(tmp_path, monkeypatch
 
 
 KILLS, RACES = int(os.environ.get("BILAX_KILLS", "5")), int(os.environ.get("BILAX_RACES", "1"))
-CHILD = """
-import sys, numpy as np, jax
-jax.config.update("jax_enable_x64", True)
-from tests.test_running import run, bilax
-steps, folder = int(sys.argv[1]), sys.argv[2]
-try:
-    solution = run(steps=steps, saving=bilax.Saving(folder, every_steps=5, every_seconds=None), resume=True)
-except bilax.Interrupted as ended:
-    solution = ended.solution
-print(solution.status.name, np.asarray(solution.x).tobytes().hex(), np.asarray(solution.history.upper).tobytes().hex())
-"""
 
 
-def child(steps: int, folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", CHILD, str(steps), str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+def saved_run(steps: int, folder: Path) -> str:
+    """What a process does that may be killed: begins or goes on, and tells its end."""
+    try:
+        solution = run(steps=steps, saving=bilax.Saving(folder, every_steps=5, every_seconds=None), resume=True)
+    except bilax.Interrupted as ended:
+        solution = ended.solution
+    return end_of(solution)
+
+
+def end_of(solution) -> str:
+    x, upper = (np.asarray(array).tobytes().hex() for array in (solution.x, solution.history.upper))
+    return f"{solution.status.name} {x} {upper}"
 
 
 @pytest.mark.parametrize(("racing", "kills"), [(1, KILLS), (2, RACES)], ids=["one", "two"])
@@ -521,29 +519,36 @@ def test_killed_runs_end_bit_identical(tmp_path, racing, kills):
     """kill −9 at random moments, during saves too: one run, or two that race for a folder, again and again."""
     steps, rng = max(400, 100 * kills), random.Random(0)
     whole = run(steps=steps, callbacks=[lambda state, history: None])  # in chunks, as the children run
-    expected = ["step_limit", np.asarray(whole.x).tobytes().hex(), whole.history.upper.tobytes().hex()]
+    folder, outs = tmp_path / "run", [tmp_path / f"end-{i}" for i in range(racing)]
     for _ in range(kills):
-        before = steps_saved(tmp_path)
-        processes = [child(steps, tmp_path) for _ in range(racing)]
+        before = steps_saved(folder)
+        processes = [forked(saved_run, out, steps, folder) for out in outs]
         deadline = time.monotonic() + 120
-        while steps_saved(tmp_path) == before and time.monotonic() < deadline:
+        while steps_saved(folder) == before and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.15))
         for process in processes:
             process.kill()
         for process in processes:
-            process.communicate()
-        assert before != steps_saved(tmp_path), "nobody won"
-        assert steps_saved(tmp_path)[-1] < steps, "the run ended before it could be killed"
-    last = [child(steps, tmp_path) for _ in range(racing)]
-    ends = [process.communicate(timeout=300)[0].split() for process in last]
+            process.join()
+        assert before != steps_saved(folder), "nobody won"
+        assert steps_saved(folder)[-1] < steps, "the run ended before it could be killed"
+    for process in [forked(saved_run, out, steps, folder) for out in outs]:
+        process.join(timeout=300)
     # One that comes while the other writes is refused; one that comes after finds the run at its end.
-    assert expected in ends
-    assert all(end in ([], expected) for end in ends)
+    ends = [out.read_text() for out in outs if out.exists()]
+    assert ends
+    assert set(ends) == {end_of(whole)}
 
 
 def test_sigterm_saves_and_ends(tmp_path):
-    process = child(10**9, tmp_path)
+    """A program of its own, as a scheduler would end it."""
+    program = "import sys, pathlib, tests.processes as p, tests.test_running as t;"
+    program += "print(t.saved_run(10**9, pathlib.Path(sys.argv[1])))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True, env=environment
+    )
     while not steps_saved(tmp_path) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)

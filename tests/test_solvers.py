@@ -165,7 +165,8 @@ def test_when_it_stops_does_not_depend_on_scales(solver):
     phi = bilax.approximate(problem, bilax.Method(2000, SOLVERS[solver], follower_tolerance=1e-6))
     found = {}
     for by, stretch in ((1.0, 1.0), (1e-8, 1.0), (1e8, 1.0), (1.0, 1e-4), (1.0, 1e4), (1e-8, 1e3)):
-        _, info = phi((), stretch * jnp.asarray(FOLLOWERS["logistic"].start), by, stretch)
+        scales = jnp.asarray(by), jnp.asarray(stretch)  # arrays: numbers would be compiled in, each anew
+        _, info = phi((), stretch * jnp.asarray(FOLLOWERS["logistic"].start), *scales)
         found[by, stretch] = int(info.steps), np.asarray(info.y) / stretch
     steps, y = found[1.0, 1.0]
     for other_steps, other in found.values():
@@ -250,10 +251,11 @@ def test_derivatives_of_the_steps_taken(name, select):
     for rule in rules.values():
         method = bilax.Method(60, dynamics, choice, rule, follower_tolerance=tolerance)
         phi = bilax.approximate(case.problem, method)
-        (_, info), gradient = jax.jit(jax.value_and_grad(phi, (0, 1), has_aux=True))(X, z)
+        program = jax.jit(jax.value_and_grad(phi, (0, 1), has_aux=True))
+        (_, info), gradient = program(X, z)
         assert 1 <= int(info.k_bar) <= int(info.steps) < 60
         if expected is None:
-            expected = central_difference(lambda point, phi=phi: phi(*point)[0], (X, z), direction)
+            expected = central_difference(lambda point, p=program: p(*point)[0][0], (X, z), direction)
         actual = sum(jnp.vdot(a, b) for a, b in zip(gradient, direction, strict=True))
         np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
 
