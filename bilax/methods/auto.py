@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import scipy.special
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
@@ -221,6 +220,8 @@ def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
     bounded = np.isfinite(lo) & np.isfinite(hi)
     unit = random.random((count, here.size))
     unit[::3] = (np.arange(len(unit[::3])) + 0.5)[:, None] / len(unit[::3])
+    import scipy.special  # here, for every `solve` would wait for it
+
     normal = scipy.special.ndtri(np.clip(unit, 1e-3, 1 - 1e-3))
     around = here + np.resize([0.3, 1.0, 3.0], count)[:, None] * np.maximum(1.0, np.abs(here)) * normal
     between = np.where(bounded, lo, 0) + unit * np.where(bounded, hi - lo, 0)

@@ -8,12 +8,7 @@ import numpy as np
 import optax
 
 import bilax
-from bilax.datasets.episodes import Episode
-from bilax.experiments.cleaning import problem as cleaning
-from bilax.experiments.few_shot import learners
-from bilax.experiments.peers import cases, orders
-from bilax.experiments.toy import figures as toy
-from bilax.models import ConvNet4
+from bilax.experiments.peers import orders
 
 STEP = 1e-5
 """of the central differences, relative to the start"""
@@ -86,12 +81,19 @@ class Ours:
         return optax.apply_updates(point, updates), memory, (info.residual, info.k_bar)
 
 
+# What a kind needs is imported with it: what others do would count as what this one takes to start.
+
+
 def _toy(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
+    sets = bilax.Box(1.0, 10.0), bilax.Box(-2.0, 2.0)
+    problem = bilax.Problem(lambda x, y: x + x * y, lambda x, y: -jnp.sin(x * y), *sets)
     one = jax.tree.structure(0.0)
-    return toy.PROBLEM, (one, one), (), False
+    return problem, (one, one), (), False
 
 
 def _cleaning(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
+    from bilax.experiments.cleaning import problem as cleaning
+
     train, labels, validation, validation_labels = map(jnp.asarray, given.data)
     targets = [cleaning.targets(part, 10).astype(train.dtype) for part in (labels, validation_labels)]
     batch = cleaning.Batch(train, targets[0], validation, targets[1])
@@ -100,11 +102,16 @@ def _cleaning(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _few_shot(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
+    from bilax.datasets.episodes import Episode
+    from bilax.experiments.few_shot import learners
+    from bilax.models import ConvNet4
+
     episode = Episode(*map(jnp.asarray, given.data))
     leaves = given.x or given.z
     network = ConvNet4(episode.support.shape[-1], leaves[0].shape[-1], jax.random.key(0))
+    network = jax.tree.map(lambda leaf: leaf.astype(leaves[0].dtype), network)
     make = learners.heads if order["kind"] == "heads" else learners.networks
-    learner = make(network, episode.support[0], cases.WAY)
+    learner = make(network, episode.support[0], given.z[-1].shape[0])
     trees = jax.tree.structure(learner.x0), jax.tree.structure(learner.y0)
     return learner.problem, trees, (episode,), True
 
