@@ -80,7 +80,7 @@ def _formula(found: re.Match[str]) -> str:
 
 def _kept_pages() -> dict[str, str]:
     """The pages that tell stored results, made anew where the results or the package have changed."""
-    from bilax.experiments.told.pages import pages_from_results
+    from bilax.experiments.stored.pages import pages_from_results
 
     found = hashlib.sha256(_source().encode())
     for path in sorted([*(ROOT / "results").rglob("*.json"), *(ROOT / "bilax").rglob("*.md")]):

@@ -11,7 +11,7 @@ from bilax.app import versions
 from bilax.app.show import save_json
 from bilax.experiments.peers import orders, ours_side, side_by_side
 from bilax.experiments.peers.cases import CASES
-from bilax.experiments.told import stale
+from bilax.experiments.stored import stale
 
 
 def line(case="toy-40", peer="higher", times=2.0):

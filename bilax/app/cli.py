@@ -63,8 +63,8 @@ COMMANDS = {
             "bilax.experiments.theory.theorems:Theory",
             "the lemmas and theorems, measured against what they predict",
         ),
-        "all": ("bilax.experiments.told.everything:Everything", "all of these, going on where it was broken off"),
-        "claims": ("bilax.experiments.told.pages:Claims", "the page that tells each claim beside what is stored"),
+        "all": ("bilax.experiments.stored.everything:Everything", "all of these, going on where it was broken off"),
+        "claims": ("bilax.experiments.stored.pages:Claims", "the page that tells each claim beside what is stored"),
     },
     "diagnose": {
         "toy": ("bilax.experiments.diagnose:DiagnoseToy", "the non-convex example at a point"),
@@ -96,7 +96,7 @@ COMMANDS = {
             "bilax.experiments.suite.proofs:Proofs",
             "39 problems with known answers: what solve_global proves of follower and leader",
         ),
-        "stale": ("bilax.experiments.told.stale:Stale", "which stored numbers are older than the code they measure"),
+        "stale": ("bilax.experiments.stored.stale:Stale", "which stored numbers are older than the code they measure"),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "implicit": ("bilax.experiments.peers.implicit:Implicit", "a hypergradient of a solved follower beside jaxopt"),
         "peers": (

@@ -14,30 +14,27 @@ from jaxtyping import Array, PyTree
 from bilax.problem.sets import broadcast, may_hold, on_vector
 
 
-class Hyperplane(eqx.Module):
-    """All v with ⟨a, v⟩ = b: a budget that is spent. `a` is a tree like v, or a number for every coordinate."""
+class _OneRow(eqx.Module):
+    """One row of coefficients and its right-hand side."""
 
     a: PyTree
     b: Any
     flat = True
 
     def __check_init__(self):
-        _check_normal("Hyperplane", self.a)
+        _check_normal(type(self).__name__, self.a)
+
+
+class Hyperplane(_OneRow):
+    """All v with ⟨a, v⟩ = b: a budget that is spent. `a` is a tree like v, or a number for every coordinate."""
 
     def project(self, v: PyTree) -> PyTree:
         """Moves `v` along a."""
         return _along(v, self.a, self.b, "Hyperplane", lambda excess: excess)
 
 
-class Halfspace(eqx.Module):
+class Halfspace(_OneRow):
     """All v with ⟨a, v⟩ ≤ b: a budget that need not be spent. `a` is a tree like v, or a number for all coordinates."""
-
-    a: PyTree
-    b: Any
-    flat = True
-
-    def __check_init__(self):
-        _check_normal("Halfspace", self.a)
 
     def project(self, v: PyTree) -> PyTree:
         """Moves `v` along a where it lies outside."""

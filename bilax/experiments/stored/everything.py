@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from bilax.app.cli import COMMANDS, load
 from bilax.app.show import Arg, Target, console, show_table
-from bilax.experiments.told.pages import Claims
+from bilax.experiments.stored.pages import Claims
 from bilax.files import DataError, read_json, write_whole
 
 ORDER = ("theory", "figure-1", "figure-3-left", "figure-2", "table-1", "figure-3-right", "table-3", "table-2")
