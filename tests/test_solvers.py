@@ -283,3 +283,16 @@ def test_line_searches_cannot_be_unrolled_in_reverse_and_the_remedy_is_named():
     phi = bilax.approximate(case.problem, bilax.Method(3, bilax.LBFGS()))
     with pytest.raises(ValueError, match=r"bilax\.Implicit\(\)"):
         jax.grad(phi, has_aux=True)(X, jnp.asarray(case.start))
+
+
+def test_newton_leaves_a_corner_whose_slope_points_inwards():
+    """f = q² − 4q + (2a² − a) q is indefinite where q = 0; its one stationary point is a = 1/4, q = 2 + 1/16."""
+    problem = bilax.Problem(
+        lambda x, y: y[0],
+        lambda x, y: y[0] ** 2 - 4 * y[0] + (2 * y[1] ** 2 - y[1]) * y[0] + 0 * x,
+        y_set=bilax.Box(np.zeros(2), np.asarray([np.inf, 1.0])),
+    )
+    method = bilax.Method(50, bilax.Newton(), derivative=bilax.Implicit(), follower_tolerance=1e-8)
+    starts = jnp.asarray([[0.0, 0.0], [0.0, 0.5], [0.0, 1.0], [5.0, 1.0], [0.1, 0.9]])
+    info = jax.jit(jax.vmap(lambda z: bilax.approximate(problem, method)(0.0, z)[1]))(starts)
+    np.testing.assert_allclose(info.y, np.broadcast_to([2.0625, 0.25], (5, 2)), atol=1e-8)

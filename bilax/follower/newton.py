@@ -29,8 +29,9 @@ class Newton(eqx.Module):
     """Damped semismooth Newton steps on y = prox(y − α ∇f(y)), with the whole Hessian: quadratic at the end.
 
     On the whole space these are Newton's own steps; at active constraints and for terms such as `L1` they move to the
-    face that one proximal step finds and along it. A step must descend, else it is halved, and in the end a proximal
-    gradient step is taken; the damping grows where the model was wrong (negative curvature) and shrinks where not.
+    face that one proximal step finds and along it. A step must descend, else it is halved, and in the end, or where
+    that is better, a proximal gradient step is taken; the damping grows where the model was wrong (negative curvature)
+    and shrinks where not.
 
     `unsolved` is √(gain still to be had / gain so far), both in f, which has no scale: y may be stretched, f
     multiplied. What a step could gain below f's rounding counts as nothing.
@@ -75,12 +76,17 @@ class Newton(eqx.Module):
 
         fixed = jax.lax.stop_gradient((jnp.ones((), y.dtype), jnp.zeros((), int)))
         _, halvings = jax.lax.while_loop(too_far, lambda carry: (carry[0] / 2, carry[1] + 1), fixed)
-        failed = halvings >= 12
         moved = step_to(0.5 ** halvings.astype(y.dtype))
+        # Where the Hessian is indefinite a Newton step may lead out of Y and be put back to where it began.
+        failed = (halvings >= 12) | (total(fallback) < total(moved) - rounding)
         after = jnp.where(failed, fallback, moved)
         after = jnp.where(total(after) <= here + rounding, after, y)
-        whole = step_to(jnp.ones((), y.dtype)) - y
-        gain = -(promised(y + whole) + 0.5 * whole @ hessian @ whole)
+
+        def model_gain(point):
+            return -(promised(point) + 0.5 * (point - y) @ hessian @ (point - y))
+
+        # What either step would gain: the proximal one gains wherever y is not stationary.
+        gain = jnp.maximum(model_gain(step_to(jnp.ones((), y.dtype))), model_gain(fallback))
         # A model that promises a loss has not been understood yet.
         gain = jnp.where(failed | ~(gain >= -rounding) | ~jnp.isfinite(gain), jnp.inf, jnp.maximum(gain, 0))
         gained = state.gained + jnp.maximum(here - total(after), 0)
