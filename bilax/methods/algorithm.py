@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
     """What one outer step found at the point (x, z) where it began."""
 
     y: PyTree
-    """the follower's answer there"""
+    """the follower's answer there; `()` if it is the z of `point`"""
     upper: Float[Array, ""]
     """F(x, y)"""
     lower: Float[Array, ""]

@@ -193,7 +193,7 @@ class Together(eqx.Module):
         grad_x, grad_y = add_scaled(slopes[0], weight, q_x), add_scaled(slopes[1], weight, q_y)
         x_next, x_memory = update(self.optimizer, grad_x, carry.memory[0], x, problem.x_set, step=data.step)
         y_next, y_memory = self.y_mover(grad_y, carry.memory[1], y, problem.y_set, data.step)
-        found = Evaluation(y, value, f, _residual(problem, slope, y), grad_x=grad_x)
+        found = Evaluation((), value, f, _residual(problem, slope, y), grad_x=grad_x)
         return Carry(x_next, y_next, z if self.carried else (), (x_memory, y_memory, ())), found
 
     def point(self, carry: Carry) -> tuple[PyTree, PyTree]:
@@ -208,8 +208,10 @@ def _value_gap(method: Together, problem: Problem, x: PyTree, y: PyTree, z: PyTr
         z, memory = carry
         return move(lower_slope(problem, x, z, batch), memory, z, problem.y_set, i)
 
-    z = jax.lax.fori_loop(0, method.inner_steps, follow, (z, move.init(z)))[0]
     f, lower_x, slope = lower_slopes(problem, x, y, batch)
+    # From y the first slope is known.
+    begun = (z, move.init(z)) if method.carried else move(slope, move.init(y), y, problem.y_set, 0)
+    z = jax.lax.fori_loop(0 if method.carried else 1, method.inner_steps, follow, begun)[0]
     lowest, below, _ = lower_slopes(problem, x, z, batch)
     return f - lowest, jax.tree.map(jnp.subtract, lower_x, below), slope, f, slope, z
 
@@ -272,7 +274,7 @@ class Envelope(eqx.Module):
         slope = add(lower_slope(problem, x_next, y, data.lower()), apart)
         slope = add_scaled(slope, share, upper_slopes(problem, x_next, y, data.upper())[2])
         y_next, y_memory = self.y_mover(slope, carry.memory[1], y, problem.y_set, k)
-        found = Evaluation(y, value, f, _residual(problem, lower_y, y), grad_x=grad_x)
+        found = Evaluation((), value, f, _residual(problem, lower_y, y), grad_x=grad_x)
         return Carry(x_next, y_next, theta, (x_memory, y_memory, theta_memory)), found
 
     def point(self, carry: Carry) -> tuple[PyTree, PyTree]:

@@ -185,7 +185,7 @@ class SingleLoop(eqx.Module):
         v_next, v_memory = moved(self.v_optimizer, found.v, memory[2], v, data.step)
         after = Carry(Point(x_next, y_next, v_next), (x_memory, y_memory, v_memory), estimate)
         value, f = found.values
-        return after, Evaluation(y, value, f, optax.tree.norm(found.y), grad_x=found.x)
+        return after, Evaluation((), value, f, optax.tree.norm(found.y), grad_x=found.x)
 
     def point(self, carry: Carry) -> tuple[PyTree, PyTree]:
         return carry.point[:2]

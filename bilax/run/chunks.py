@@ -240,7 +240,7 @@ class _Drive:
         if jax.process_count() > 1:  # a callback computes by itself
             x, z, good = whole((x, z, good))
         fixed = self.plan.fixed
-        return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, _as_written(good, fixed))
+        return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, _as_written(good.whole(), fixed))
 
     def saved(self, configuration: dict[str, str]) -> Saved:
         """All that a checkpoint holds of this moment."""

@@ -45,10 +45,15 @@ class Point(NamedTuple):
     x: PyTree
     z: PyTree
     y: PyTree
+    """`()` where it is z, so that a large follower is kept once"""
     upper: Any
     lower: Any
     residual: Any
     k_bar: Any
+
+    def whole(self) -> "Point":
+        """The same with y as it is."""
+        return self if jax.tree.leaves(self.y) else self._replace(y=self.z)
 
 
 class State(NamedTuple):
@@ -74,8 +79,10 @@ def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> 
         found = jax.eval_shape(lambda: _evaluated(loop, state, draws)[1])
         scale = nothing((), found.upper.dtype), nothing((), found.upper.dtype)
         unknown = jax.tree.map(lambda leaf: nothing(leaf.shape, leaf.dtype), found)
-        y = jax.tree.map(lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype), y0, unknown.y)
-        return state._replace(good=unknown._replace(x=x0, z=y0, y=y), scale=scale)
+        if jax.tree.leaves(unknown.y):
+            y = jax.tree.map(lambda leaf, like: jnp.broadcast_to(leaf, like.shape).astype(like.dtype), y0, unknown.y)
+            unknown = unknown._replace(y=y)
+        return state._replace(good=unknown._replace(x=x0, z=y0), scale=scale)
 
     return _for_each_start(loop, one, _draws(loop, jnp.zeros((), int), key, batch), x0, y0)
 
@@ -119,11 +126,11 @@ def finish(loop: Loop, state: State, ended: Any, batch: Any = None) -> tuple[Poi
 
     def one(draws, state):
         _, point, found = _evaluated(loop, state, draws)
-        health = _health(found._replace(solved=True), ())
+        health = _health(found._replace(solved=True, y=point.whole().y), ())
         status = jnp.where(state.status == Status.running, ended, state.status)
         failed = functools.reduce(jnp.logical_or, [status == each for each in Status if each.failed])
         keep = (health == Status.running) & ~failed
-        return choose(keep, point, state.good), jnp.where(keep | failed, status, health)
+        return choose(keep, point, state.good).whole(), jnp.where(keep | failed, status, health)
 
     return _for_each_start(loop, one, _draws_of(loop, state, batch), state)
 
@@ -141,7 +148,7 @@ def _outer_step(loop: Loop, draws: Draws, state: State) -> tuple[State, History]
         after = _further(loop, state, after, draws)
     x, z = loop.algorithm.point(state.carry)
     x_next, z_next = loop.algorithm.point(after)
-    status = _health(found, (found.grad_x, found.grad_z, x_next, z_next))
+    status = _health(found._replace(y=point.whole().y), (found.grad_x, found.grad_z, x_next, z_next))
     scale = choose(state.step == 0, _sizes(point), state.scale)
     status = jnp.where((status == Status.running) & _astray(point, scale), Status.diverged, status)
     ok = status == Status.running
@@ -241,11 +248,11 @@ GROWTH = 1e6
 def _sizes(point: Point) -> tuple[Array, Array]:
     """How large F (with f) and y are; at least 1, so that a start at zero does not count as small."""
     value = jnp.maximum(jnp.abs(point.upper) + jnp.abs(point.lower), 1)
-    return value, jnp.maximum(optax.tree.norm(point.y), 1).astype(value.dtype)
+    return value, jnp.maximum(optax.tree.norm(point.whole().y), 1).astype(value.dtype)
 
 
 def _astray(point: Point, scale: tuple[Array, Array]) -> Array:
-    return (point.upper > GROWTH * scale[0]) | (optax.tree.norm(point.y) > GROWTH * scale[1])
+    return (point.upper > GROWTH * scale[0]) | (optax.tree.norm(point.whole().y) > GROWTH * scale[1])
 
 
 def _better(new: Point, old: Point) -> Array:
