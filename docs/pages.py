@@ -41,8 +41,10 @@ def code_blocks(markdown: str) -> Iterator[re.Match[str]]:
 def run_page(markdown: str, name: str = "page") -> str:
     """The page with the output of every block below it."""
     import matplotlib
+    import matplotlib.pyplot as plt
 
     matplotlib.rcdefaults()  # a page does not inherit another's style
+    plt.close("all")  # nor figures that somebody left open
     names: dict[str, Any] = {"__name__": f"docs.{name}"}
     parts, end = [], 0
     for number, found in enumerate(code_blocks(markdown), 1):

@@ -53,6 +53,14 @@ def test_the_blocks_of_other_pages_are_python_and_name_what_exists(name):
                 assert node.attr in bilax.__all__, f"{name} uses bilax.{node.attr}, which does not exist"
 
 
+def test_a_page_shows_its_own_figures_alone():
+    import matplotlib.pyplot as plt
+
+    plt.figure()
+    draw = "import matplotlib.pyplot as plt\nplt.figure()"
+    assert pages.run_page(f"```python\n{draw}\n```\n").count("data:image") == 1
+
+
 def test_a_block_that_fails_is_named():
     with pytest.raises(RuntimeError, match="some page, block 2 fails"):
         pages.run_page("```python\na = 1\n```\n\n```python\nassert a == 2\n```\n", "some page")

@@ -1,5 +1,6 @@
 """Bounds of the leader's value over all x, against known answers and dense grids."""
 
+import dataclasses
 import time
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import bilax
 from bilax.experiments.suite.problems import PROBLEMS
 from bilax.problem.precision import double_precision, in_double
 from bilax.trust.flat_problem import flatten
+from bilax.trust.global_search import Candidate, _leader_bound
 from bilax.trust.leader_bound import LeaderBound
 
 
@@ -100,3 +102,20 @@ def test_the_answer_tells_what_is_proven_of_the_leader():
     assert found.within is not None
     assert found.within <= 2e-4
     assert "globally optimal within" in repr(found)
+    far = dataclasses.replace(found, bound=found.upper - 100.0)
+    assert "which is far: give more bound_seconds" in repr(far)
+
+
+def test_no_bound_has_a_reason():
+    box, free = bilax.Box(0.0, 1.0), bilax.Box(0.0, np.inf)
+    cases = {
+        "5 variables, and 4 are the most": (box, box, 4),
+        "must have bounds": (box, free, 1),
+        "must be boxes": (box, bilax.Ball(1.0), 2),
+    }
+    for reason, (x_set, y_set, size) in cases.items():
+        problem = bilax.Problem(lambda x, y: x, lambda x, y: jnp.sum(y**2), x_set, y_set)
+        best = Candidate(np.asarray(0.5), np.full(size, 0.1), 0.5, 0.1, 0.0)
+        bound, why = _leader_bound(problem, best, (), 1.0)
+        assert bound is None
+        assert reason in why

@@ -337,6 +337,8 @@ class GlobalSolution(eqx.Module):
     leader was not polished"""
     bound: float | None = None
     """proven: F is nowhere lower, for any x in X and any global minimiser y of f(x, ·); None where nothing is known"""
+    no_bound: str = eqx.field(static=True, default="")
+    """why there is no such bound"""
 
     @property
     def within(self) -> float | None:
@@ -346,16 +348,31 @@ class GlobalSolution(eqx.Module):
         return max(0.0, self.upper - self.bound)
 
     def __repr__(self) -> str:
-        words = self.certificate.verdict.value
-        words += "" if self.within is None else f", globally optimal within {self.within:.2g}"
+        words = f"{self.certificate.verdict.value}, {self._leader()}"
         return (
             f"GlobalSolution(upper={self.upper:.6g}, lower={self.lower:.6g}, {words}, "
             f"{len(self.candidates)} candidates)"
         )
 
+    def _leader(self) -> str:
+        """What is known of the leader everywhere."""
+        if self.bound is None:
+            return f"no bound of F: {self.no_bound}"
+        if self.upper - self.bound > _USEFUL * (1 + abs(self.upper)):
+            return f"F nowhere below {self.bound:.4g}, which is far: give more bound_seconds, or tighter boxes"
+        if self.within is None:
+            return f"F nowhere below {self.bound:.6g}"
+        return f"globally optimal within {self.within:.2g}"
+
 
 def solve_global(
-    problem: Problem, x0: PyTree, y0: PyTree, *, key: Array | None = None, data: tuple[Any, ...] = ()
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    *,
+    key: Array | None = None,
+    data: tuple[Any, ...] = (),
+    bound_seconds: float = 5.0,
 ) -> GlobalSolution:
     """Looks for the global optimistic solution: the best F(x, y) with y a *global* minimiser of f(x, ·).
 
@@ -370,12 +387,15 @@ def solve_global(
     follower is known; if there is none, the status is `step_limit` and the certificate says what is wrong with the best
     there is. At the end F descends along the follower's solution; `leader_slope` tells how far that came. Where X and Y
     are bounded boxes of up to four variables together, branch and bound over all of them then bounds F from below, for
-    at most five seconds: `within` is the ε within which the answer is proven to be the global one.
+    at most `bound_seconds`: `within` is the ε within which the answer is proven to be the global one; `no_bound` says
+    why there is none.
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
     if not isinstance(data, tuple):
         raise TypeError(f"data must be a tuple (write data=(batch,) for one value), got {type(data)}.")
+    if not bound_seconds >= 0:
+        raise ValueError(f"bound_seconds must not be negative, got {bound_seconds}.")
     seed = 0 if key is None else int(np.asarray(jax.random.key_data(key), np.uint64).sum() % (1 << 31)) + 1
     with double_precision():
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
@@ -397,12 +417,13 @@ def solve_global(
         )
         best, certificate = _best_certified(problem, candidates, data)
         best, certificate, slope = _polished(problem, best, certificate, data)
-        bound = _leader_bound(problem, best, data)
+        bound, no_bound = _leader_bound(problem, best, data, bound_seconds)
     status = Status.converged if certificate.verdict in _PASSING else Status.step_limit
     if not np.isfinite(best.upper):
         status = Status.non_finite
     best, candidates = jax.device_get((best, candidates))
-    return GlobalSolution(best.x, best.y, best.upper, best.lower, status, certificate, candidates, slope, bound)
+    found = best.x, best.y, best.upper, best.lower, status, certificate, candidates, slope, bound, no_bound
+    return GlobalSolution(*found)
 
 
 def _search(arguments: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:
@@ -513,19 +534,23 @@ def _polished(
     return best, certificate, float(np.max(np.abs(moved))) / (1 + abs(best.upper))
 
 
-_WITHIN, _LEADER_SECONDS = 1e-4, 5.0
-"""how near F's bound is to come to F, in units of 1 + |F|, and for how long that is tried"""
+_WITHIN, _USEFUL = 1e-4, 0.1
+"""how near F's bound is to come to F, and how far from it a bound is still of use, in units of 1 + |F|"""
 
 
-def _leader_bound(problem: Problem, best: Candidate, data: tuple[Any, ...]) -> float | None:
+def _leader_bound(problem: Problem, best: Candidate, data: tuple[Any, ...], seconds: float) -> tuple[float | None, str]:
+    """F's bound, or None and the reason."""
     flat = flatten(problem, best.x, best.y, data)
     ends = np.concatenate([flat.x_range.lo, flat.x_range.hi, flat.y_range.lo, flat.y_range.hi])
-    boxes = (is_box(problem.x_set) or not flat.x_range.lo.size) and is_box(problem.y_set)
-    if not boxes or ends.size > 2 * MOST_VARIABLES or not np.isfinite([*ends, best.upper]).all():
-        return None
+    if not ((is_box(problem.x_set) or not flat.x_range.lo.size) and is_box(problem.y_set)):
+        return None, "X and Y must be boxes for one"
+    if ends.size > 2 * MOST_VARIABLES:
+        return None, f"there are {ends.size // 2} variables, and {MOST_VARIABLES} are the most for one"
+    if not np.isfinite([*ends, best.upper]).all():
+        return None, "all variables must have bounds, and F a value, for one"
     try:
         search = LeaderBound(flat, np.asarray(flat.ravel(best.y)))
-        bound = search.run(best.upper - _WITHIN * (1 + abs(best.upper)), time.monotonic() + _LEADER_SECONDS)
-    except NotSupportedError:
-        return None
-    return bound if np.isfinite(bound) else None
+        bound = search.run(best.upper - _WITHIN * (1 + abs(best.upper)), time.monotonic() + seconds)
+    except NotSupportedError as error:
+        return None, str(error)
+    return (bound, "") if np.isfinite(bound) else (None, "the time was too short")
