@@ -1,5 +1,6 @@
 """The command line. Nothing heavy is imported before it is known what is asked for."""
 
+import dataclasses
 import importlib
 import os
 import sys
@@ -107,6 +108,10 @@ COMMANDS = {
             "bilax.experiments.peers.stochastic:Stochastic",
             "mini-batch methods beside benchmark_bilevel's own solvers",
         ),
+        "scale": (
+            "bilax.experiments.scale.bench:Scale",
+            "memory and time of long followers, growth of an outer step, what devices exchange",
+        ),
         "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
         "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),
     },
@@ -125,6 +130,7 @@ VERBS = {
         "test a few-shot run again, also by Omniglot's own test",
     ),
     "adapt": ("bilax.experiments.few_shot.trained:Adapt", "name pictures of your own classes with a few-shot run"),
+    "sweep": ("bilax.experiments.sweep:Sweep", "settings of an experiment, searched by Optuna"),
     "report": ("bilax.app.report:Report", "one HTML page on one or several runs: curves, settings, a comparison"),
     "completion": ("bilax.app.completion:Completion", "a script that completes commands and options in your shell"),
 }
@@ -170,7 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _cache_compiled_programs()
     import tyro
 
-    config = tyro.cli(load(place), prog=f"bilax {name}", args=rest)
+    cut = rest.index("--") if name == "sweep" and "--" in rest else len(rest)
+    config = tyro.cli(load(place), prog=f"bilax {name}", args=rest[:cut])
+    if cut < len(rest):
+        config = dataclasses.replace(config, rest=tuple(rest[cut + 1 :]))
     if getattr(config, "convolves", False):
         from bilax.models.cpu import faster_convolutions
 
