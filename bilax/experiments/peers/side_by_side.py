@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,8 @@ CANNOT = dict.fromkeys([("Betty", kind) for kind in ("toy", "cleaning", "heads",
 MEASURED = ("problem", "follower", "gradient", "methods", "run", "models")
 MEASURED += tuple(f"experiments/peers/{one}_side.py" for one in ("ours", "torch"))
 """the code that these numbers depend on"""
+MOST_BYTES = 12 << 30
+"""that a side may take"""
 SAMPLE = 0.4
 """seconds that a peer's sample takes at the least, if the case's whole run is so long"""
 
@@ -56,6 +59,8 @@ class Side:
             command, env=os.environ | more, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         os.sched_setaffinity(0, allowed)
+        # What does not fit becomes an error of that process alone.
+        resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
 
     def ask(self, do: str, **order: Any) -> dict[str, Any]:
         """What it answers; an error of its own ends the line."""
