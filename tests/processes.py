@@ -6,7 +6,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import jax
-import jax.numpy
+import optax  # noqa: F401
+import orbax.checkpoint  # noqa: F401
+import pytest  # noqa: F401
+
+import bilax.methods.recipes
+import bilax.run.checkpoint
+import bilax.run.solve  # noqa: F401
 
 jax.config.update("jax_enable_x64", True)
 CONTEXT = multiprocessing.get_context("forkserver")
