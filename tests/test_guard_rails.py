@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import bilax
@@ -19,6 +20,9 @@ from bilax.experiments.cleaning import problem as cleaning
 from bilax.experiments.few_shot import learners
 from bilax.experiments.toy import figures as toy
 from bilax.models import ConvNet4
+from bilax.run.loop import Loop
+from bilax.run.start import _whole_run
+from tests import noisy_quadratic
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 events: collections.Counter[str] = collections.Counter()
@@ -109,3 +113,41 @@ def test_memory_grows_by_one_state_a_step_and_by_roots_with_checkpoints():
     assert many - states(32) == pytest.approx(96, abs=0.1)
     assert many <= 132
     assert states(128, checkpoint=True) <= 28
+
+
+def whole_run(problem, method, x0, y0, data, every):
+    """A compiled run of two looks with the arrays as its arguments."""
+
+    def run(data, x0, y0, key):
+        return _whole_run(Loop(problem, method, data, None, lambda x, z, info: (), every=every), x0, y0, key, 2 * every)
+
+    return jax.jit(run).lower(data, x0, y0, jax.random.key(0)).compile()
+
+
+@same_xla
+def test_a_step_of_soba_is_few_operations_and_draws_its_batches_ahead():
+    x0, y0 = jnp.asarray(noisy_quadratic.X0), jnp.asarray(noisy_quadratic.Y0)
+    method = bilax.soba(lambda k: 0.1 / (k + 1) ** 0.5, lambda k: 0.1 / (k + 1) ** 0.5)
+    program = whole_run(noisy_quadratic.PROBLEM, method, x0, y0, noisy_quadratic.DATA, 50)
+    steps = [body for body in bodies(program) if body["dot"]]
+    assert min(sum(body.values()) for body in steps) <= 30
+
+
+@same_xla
+def test_a_large_follower_by_a_first_order_method_takes_four_times_its_parameters_and_their_adam():
+    network = cleaning.network(jax.random.key(0), 60, 10, 400)
+    network = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network)
+    inputs, labels = jnp.ones((64, 60), jnp.float32), jnp.ones((64, 10), jnp.float32)
+
+    def loss(y, part):
+        return cleaning.cross_entropy(cleaning.logits(y, part[0], "relu"), part[1].T).mean()
+
+    problem = bilax.Problem(
+        lambda x, y, above, below: loss(y, above), lambda x, y, above, below: jax.nn.sigmoid(x) * loss(y, below)
+    )
+    method = bilax.v_pbgd(1, 0.1, optax.adam(1e-3), 0.1, 10.0)
+    data = bilax.Minibatches((inputs, labels), (inputs, labels), 4)
+    program = whole_run(problem, method, jnp.zeros((), jnp.float32), network, data, 50)
+    memory, given = program.memory_analysis(), sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+    taken = memory.argument_size_in_bytes - given + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert taken <= 4 * 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(network))

@@ -193,22 +193,32 @@ class CompareCleaning(Comparison):
         return Measured(watch.spent, watch.steps[-1], samples, watch.values, watch.times, rate)
 
 
+SHOWN = {"quadratic": ("‖∇Φ‖²",), "logistic": ("Φ",), "cleaning": ("test error", "1 − F1")}
+"""what the table for the docs has of each problem"""
+
+
 def which_method(stored: dict[str, dict[str, Any]]) -> str:
-    """A table for the docs from what `bilax compare` stored, by problem: what each method reached, best ones bold."""
-    reached, quantities = {}, {}
-    for problem, record in stored.items():
-        for method, one in record["results"]["methods"].items():
-            last = one["values"][-1]
-            quantities[problem] = next(iter(last))
-            reached[method, problem] = last[quantities[problem]], 1e6 * one["seconds"] / one["steps"]
-    best = {problem: min(value for (_, one), (value, _) in reached.items() if one == problem) for problem in stored}
+    """A table for the docs from what `bilax compare` stored, by problem: what each method reached, best ones bold.
 
-    def cell(method, problem):
-        value, microseconds = reached[method, problem]
-        bold = "**" if value <= 1.1 * best[problem] else ""
-        return f"{bold}{value:.3g}{bold} ({microseconds:.0f} µs)"
+    Where there are held-out examples, what was reached when these were answered best.
+    """
+    columns = [(problem, quantity) for problem in stored for quantity in SHOWN[problem]]
+    runs = {problem: record["results"]["methods"] for problem, record in stored.items()}
 
-    methods = dict.fromkeys(method for method, _ in reached)
-    rows = [[method, *(cell(method, problem) for problem in stored)] for method in methods]
-    heads = ["", *(f"{problem}: {quantities[problem]}" for problem in stored)]
+    def reached(method, problem, quantity):
+        values = runs[problem][method]["values"]
+        return min(values[::-1], key=lambda look: look.get("held-out error", 0.0))[quantity]
+
+    def cell(method, problem, quantity):
+        if method not in runs[problem]:
+            return "–"
+        value, one = reached(method, problem, quantity), runs[problem][method]
+        best = min(reached(other, problem, quantity) for other in runs[problem])
+        bold = "**" if value <= 1.1 * best else ""
+        time = f" ({1e6 * one['seconds'] / one['steps']:.0f} µs)" if quantity == SHOWN[problem][0] else ""
+        return f"{bold}{value:.3g}{bold}{time}"
+
+    methods = dict.fromkeys(method for run in runs.values() for method in run)
+    rows = [[method, *(cell(method, *column) for column in columns)] for method in methods]
+    heads = ["", *(f"{problem}: {quantity}" for problem, quantity in columns)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows]) + "\n"
