@@ -36,7 +36,7 @@ NO_CHOICE = "has no choice among the follower's iterates and no gradient in its 
 CANNOT = dict.fromkeys([("Betty", kind) for kind in ("toy", "cleaning", "heads", "networks")], NO_CHOICE)
 """why a peer cannot express a kind of case"""
 MEASURED = ("problem", "follower", "gradient", "methods", "run", "models")
-MEASURED += tuple(f"experiments/peers/{one}_side.py" for one in ("ours", "torch"))
+MEASURED += tuple(f"experiments/peers/{one}.py" for one in ("ours_side", "torch_side", "torch_problems"))
 """the code that these numbers depend on"""
 MOST_BYTES = 12 << 30
 """that a side may take"""
