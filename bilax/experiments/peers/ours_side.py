@@ -105,7 +105,9 @@ def _few_shot(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
     from bilax.datasets.episodes import Episode
     from bilax.experiments.few_shot import learners
     from bilax.models import ConvNet4
+    from bilax.models.cpu import faster_convolutions
 
+    faster_convolutions()  # as `bilax run few-shot` does; nothing was computed yet
     episode = Episode(*map(jnp.asarray, given.data))
     leaves = given.x or given.z
     network = ConvNet4(episode.support.shape[-1], leaves[0].shape[-1], jax.random.key(0))
