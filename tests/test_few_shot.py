@@ -27,7 +27,6 @@ from bilax.datasets import DATA_SETS, DataError
 from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.datasets.omniglot import SMALL
 from bilax.experiments.few_shot import learners as few_shot
-from bilax.experiments.few_shot import speed as few_shot_speed
 from bilax.experiments.few_shot.learners import (
     LeastSquares,
     Linear,
@@ -1201,27 +1200,3 @@ def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
     assert few_shot_command(*words, "--out", tmp_path / "run") == 2
     assert hint in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_the_benchmark_times_both_numbers_of_steps_and_compares_with_what_is_installed(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(few_shot_speed, "SIZES", {"small": (6, 1, 2, 4.0)})
-    monkeypatch.setattr(few_shot_speed.importlib.util, "find_spec", lambda name: None)
-    timed, samples = {}, few_shot_speed.samples
-
-    def watched(runs, repeats):
-        timed.update(samples(runs, repeats))
-        return timed
-
-    monkeypatch.setattr(few_shot_speed, "samples", watched)
-    target = few_shot_speed.FewShotSpeed(quick=True, out=tmp_path)
-    results = target.compute()
-    assert {name: len(seconds) for name, seconds in results["small"].items()} == {
-        "bilax, K = 10": 2,
-        "bilax, K = 50": 2,
-    }
-    for name, seconds in results["small"].items():  # of one outer step
-        np.testing.assert_allclose(seconds, timed[name] / few_shot_speed.STEPS)
-    assert "pip install torch higher" in capsys.readouterr().out
-    seconds = {"bilax, K = 10": [1.0, 2.0], "bilax, K = 50": [1.4, 2.8], "higher, K = 10": [5.0, 10.0]}
-    grown, faster = target.claims({"small": seconds})
-    assert (grown.here, grown.held, faster.here, faster.held) == ("1.40", False, "5.00", True)

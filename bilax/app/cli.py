@@ -113,7 +113,6 @@ COMMANDS = {
             "memory and time of long followers, growth of an outer step, what devices exchange",
         ),
         "roofline": ("bilax.experiments.speed.roofline:Roofline", "hyper-cleaning against the matrix-multiply rate"),
-        "few-shot": ("bilax.experiments.few_shot.speed:FewShotSpeed", "an outer step beside PyTorch with higher"),
     },
     "data": {
         "list": ("bilax.app.data_command:DataList", "which data sets are here, and where"),

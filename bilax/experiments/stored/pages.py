@@ -31,10 +31,6 @@ BENCHES = {
         "to ours in double precision, which central differences confirm. The whole run is the first result (from the "
         "start of the process, imports and compilation included) and the other outer steps of the paper's run length.",
     ),
-    "few-shot": (
-        "An outer step of few-shot learning, beside higher",
-        "Seconds of one outer step, beside PyTorch with higher.",
-    ),
     "suite": (
         "Followers with several minima",
         "Twelve problems with known answers. A value below F* is one that no solution has: the follower was left at a "
