@@ -122,6 +122,34 @@ def test_an_answer_whose_follower_can_be_beaten_is_doubtful(monkeypatch):
     assert "do not trust this answer" in str(solution.plan)
 
 
+def test_where_the_follower_is_indifferent_the_leader_chooses():
+    """f = (x − 1) y, from BASBLib: at x = 1 any y will do; F is 0 there and at least 1/2 elsewhere."""
+    problem = bilax.Problem(
+        lambda x, y: 0.5 * (1 - x) + x * y, lambda x, y: (x - 1) * y, bilax.Box(0.0, 1.0), bilax.Box(0.0, 1.0)
+    )
+    solution = bilax.solve(problem, bilax.auto(), 0.5, 0.5)
+    np.testing.assert_allclose([solution.x, solution.y, solution.upper], [1, 0, 0], atol=1e-6)
+    assert "optimistic" in str(solution.plan)
+
+
+def test_a_direction_that_the_follower_does_not_mind_is_the_leaders():
+    problem = bilax.Problem(
+        lambda x, y: (y[0] - 1) ** 2 + (y[1] - 2) ** 2 + x**2, lambda x, y: (y[0] - x) ** 2, y_set=bilax.Box(-5.0, 5.0)
+    )
+    solution = bilax.solve(problem, bilax.auto(), 0.1, np.zeros(2))
+    np.testing.assert_allclose([solution.x, *solution.y], [0.5, 0.5, 2], atol=1e-3)
+    np.testing.assert_allclose(solution.lower, 0, atol=1e-12)
+
+
+def test_a_follower_without_a_minimum_is_no_confident_answer():
+    problem = bilax.Problem(
+        lambda x, y: (x - 1) ** 2 + 0.01 * y, lambda x, y: jnp.exp(-y) * (1 + x**2), bilax.Box(-3.0, 3.0)
+    )
+    solution = bilax.solve(problem, bilax.auto(), 0.5, 0.0)
+    assert solution.status is bilax.Status.doubtful
+    assert "goes on falling" in str(solution.plan)
+
+
 def test_large_followers_and_terms():
     rng = np.random.default_rng(0)
     inputs, valid = rng.normal(size=(60, 500)) / 8, rng.normal(size=(40, 500)) / 8

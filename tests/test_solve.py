@@ -1,5 +1,7 @@
 """The outer loop: the paper's example, optimisers, data, convergence, repeated runs."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bilax
+from bilax.methods.algorithm import evaluate
 from tests.problems import central_difference, neural, quadratic, toy
 
 X_STAR = 11 * np.pi / 4
@@ -219,3 +222,32 @@ def test_a_python_number_beside_single_precision():
     problem = bilax.Problem(lambda x, y: jnp.sum((y - 1) ** 2) + x**2, lambda x, y: jnp.sum((y - x) ** 2))
     solution = bilax.solve(problem, bilax.rhg(3, 0.25), 0.0, jnp.zeros(2, jnp.float32), steps=60)
     np.testing.assert_allclose(solution.x, 1.75 / (2 * 0.875**2 + 1), atol=1e-5)  # y = 0.875 x
+
+
+def test_a_run_whose_follower_is_far_from_solved_does_not_end_as_converged():
+    """A step of 1e-12 makes every residual small; x stands still, for nothing answers to it."""
+    problem = bilax.Problem(lambda x, y: jnp.sum((y - 1) ** 2) + x**2, lambda x, y: jnp.sum((y - x) ** 2))
+    ends = [
+        bilax.solve(problem, bilax.rhg(3, step), 0.5, jnp.zeros(2), steps=200, tolerance=1e-3).status
+        for step in (1e-12, 0.5)
+    ]
+    assert ends == [bilax.Status.doubtful, bilax.Status.converged]
+
+
+def test_a_follower_outside_of_its_set_does_not_count_as_converged():
+    """An algorithm of somebody's own that forgets Y."""
+
+    class Forgetful(NamedTuple):
+        def init(self, problem, x0, y0, data):
+            return x0, y0
+
+        def step(self, problem, carry, data, key):
+            x, y = carry[0], jnp.full_like(carry[1], 10.0)
+            return (x, y), evaluate(problem, x, y, data, converged=True)._replace(residual=0.0)
+
+        def point(self, carry):
+            return carry
+
+    problem = bilax.Problem(lambda x, y: x**2, lambda x, y: jnp.sum((y - 10) ** 2), y_set=lambda x: bilax.Box(0, x))
+    assert bilax.solve(problem, Forgetful(), 1.0, jnp.zeros(2)).status is bilax.Status.doubtful
+    assert bilax.solve(problem, Forgetful(), 10.0, jnp.zeros(2)).status is bilax.Status.converged

@@ -19,12 +19,14 @@ import dataclasses
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
 from bilax.follower.dynamics import residual
 from bilax.problem.problem import Problem
-from bilax.problem.terms import inside
+from bilax.problem.terms import brought_inside, inside
 
 
 class Evaluation(NamedTuple):
@@ -69,6 +71,29 @@ def evaluate(
     """Both objectives and ‖R_α(x, y)‖ at a point, for algorithms that do not have them at hand; `more` is passed on."""
     follower = problem.follower(problem.view(x, *data), data)
     return Evaluation(y, follower.upper(y), follower.total(y), residual(follower, y, step_size), **more)
+
+
+def unsettled(problem: Problem, x: PyTree, y: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Array:
+    """Whether y is far from stationary for the follower, or from its Y: a coarse question without scale.
+
+    A proximal step of the inverse curvature met on the way from y0 would move y by more than a hundredth of its size
+    and of that way. It takes no second derivatives, which not every objective has.
+    """
+    follower = problem.follower(problem.view(x, *data), data)
+    y0 = brought_inside(follower.y_set, y0)
+    slope, back = jax.grad(follower.lower), optax.tree.sub(y0, y)
+    way = optax.tree.norm(back)
+
+    def turn_over(share):
+        there = jax.tree.map(lambda a, b: a + share * b, y, back)
+        return optax.tree.norm(optax.tree.sub(slope(there), slope(y))) / share
+
+    # Near y, too: both ends may be stationary, with a hill between them.
+    turn = jnp.fmax(turn_over(1.0), turn_over(0.001))
+    known = (way > 0) & (turn > 0)
+    alpha = jnp.where(known, way / jnp.where(known, turn, 1), 1)
+    step, eps = residual(follower, y, alpha), jnp.finfo(way.dtype).eps
+    return ~(step <= jnp.maximum(0.01 * jnp.maximum(way, optax.tree.norm(y)), jnp.sqrt(eps)))
 
 
 def update(

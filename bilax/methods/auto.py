@@ -1,5 +1,6 @@
 """`bilax.auto()`: a method that looks at the problem, chooses itself, and says what it chose."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from bilax.follower.trajectory import begin
 from bilax.gradient.implicit import DENSE, Implicit
 from bilax.gradient.method import Method
 from bilax.methods.hypergradient import Hypergradient
+from bilax.methods.indifferent import flat_where_it_matters, variation
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
@@ -98,6 +100,10 @@ class Auto(eqx.Module):
         lanes = (LANES if size <= NEWTON else FEW) if max(size, optax.tree.size(x0)) <= DENSE else 1
         lanes = 1 if alone else lanes
         more = _spread(problem.x_set, x0, lanes - 1, 2) if lanes > 1 else None
+        lean = 0.0
+        if lanes > 1:
+            more, lean, why = _for_the_indifferent(problem, x0, y0, more, data)
+            reasons += why
         rounds = ROUNDS if lanes > FEW and optax.tree.size(x0) > 1 else 0
         reasons.append(
             "The leader moves by L-BFGS with a line search on F at the solved follower"
@@ -105,18 +111,27 @@ class Auto(eqx.Module):
             + (f", and {rounds} times from around the best." if rounds else ".")
         )
         plan = Chosen(tuple(reasons))
-        return SolvedFollower(method, more, rounds), plan
+        return SolvedFollower(method, more, rounds, lean=lean), plan
 
     def review(
-        self, problem: Problem, algorithm: Any, solution: Any, data: tuple[Any, ...], plan: Chosen
+        self, problem: Problem, algorithm: Any, y0: PyTree, solution: Any, data: tuple[Any, ...], plan: Chosen
     ) -> tuple[Any, Chosen] | None:
         """Looks for a lower follower where the run ended; if there is one, what to run in its place."""
-        if not isinstance(algorithm, SolvedFollower) or optax.tree.size(solution.y) > DENSE or solution.ended.failed:
+        if not isinstance(algorithm, SolvedFollower) or optax.tree.size(solution.y) > DENSE:
+            return None
+        if solution.ended.name == "linear_solve_failed" and not algorithm.lean:
+            return _once_more_optimistic(problem, algorithm, y0, solution, data, plan)
+        if solution.ended.failed:
             return None
         method, several = algorithm.method, isinstance(algorithm.method.dynamics, SeveralStarts)
         solver: Any = method.dynamics.dynamics if several else method.dynamics  # pyright: ignore
         x, y = jax.tree.map(jnp.asarray, eqx.filter((solution.x, solution.y), eqx.is_inexact_array))
         y_set = problem.set_of_y(problem.view(x, *data))
+        if not algorithm.lean and bool(flat_where_it_matters(problem, x, y, y0, data)):
+            return algorithm, plan.and_then(
+                "At the end the follower has no curvature along a direction that F cares about: it is indifferent, or "
+                "has no minimum, and goes on falling for ever. Bound y by y_set, or use bilax.solve_global."
+            )
         # In the shapes of the survey, so that nothing is compiled anew.
         count = _count(y)
         starts = jax.tree.map(
@@ -207,6 +222,49 @@ def _for_samples(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]
         "with rate 0.01 for the leader.",
     )
     return Hypergradient(method, optax.adam(0.01)), Chosen(reasons)
+
+
+_LEANING = (
+    "Ties go to the leader (the optimistic formulation): 10⁻⁸ F, in units of f, are added to f. See "
+    "bilax.certify and bilax.solve_global."
+)
+
+
+def _for_the_indifferent(
+    problem: Problem, x0: PyTree, y0: PyTree, more: PyTree, data: tuple[Any, ...]
+) -> tuple[PyTree, float, tuple[str, ...]]:
+    """The leader's other starts and the weight of F, should f not vary with y at x0 or at an end of X; and why."""
+    low, high = bounds(problem.x_set, x0)
+    ends = [
+        inside(problem.x_set, jax.tree.map(lambda here, far: jnp.where(jnp.isfinite(far), far, here), x0, end))
+        for end in (low, high)
+    ]
+    xs = jax.tree.map(lambda *three: jnp.stack(three), x0, *ends)
+    starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, _count(y0), 1)
+    found = variation(problem, xs, starts, data)
+    if not found.nowhere.any() or not found.weight:
+        return more, 0.0, ()
+    at_ends = np.flatnonzero(found.nowhere[1:]) + 1
+    if at_ends.size:
+        more = jax.tree.map(lambda a, b: jnp.concatenate([a[: -at_ends.size], b[at_ends]]), more, xs)
+    return (
+        more,
+        found.weight,
+        (f"The follower is indifferent at x0 or at an end of X: f is the same there. {_LEANING}",),
+    )
+
+
+def _once_more_optimistic(
+    problem: Problem, algorithm: SolvedFollower, y0: PyTree, solution: Any, data: tuple[Any, ...], plan: Chosen
+) -> tuple[Any, Chosen] | None:
+    """For a run that ended where the follower has no single response."""
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], eqx.filter(solution.x, eqx.is_inexact_array))
+    starts = _spread(problem.set_of_y(problem.view(jax.tree.map(lambda leaf: leaf[0], x), *data)), y0, _count(y0), 1)
+    weight = variation(problem, x, starts, data).weight
+    if not weight:
+        return None
+    why = "The linear system had no solution, as where a follower is indifferent along a direction that F cares about."
+    return dataclasses.replace(algorithm, lean=weight), plan.and_then(f"{why} All was run again. {_LEANING}")
 
 
 def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:

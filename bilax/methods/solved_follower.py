@@ -16,6 +16,7 @@ from bilax.follower.lbfgs import Pairs, forget, no_pairs, quasi_newton, remember
 from bilax.gradient.method import Method
 from bilax.gradient.phi import approximate
 from bilax.methods.algorithm import Evaluation
+from bilax.methods.indifferent import optimistic
 from bilax.problem.problem import Problem
 from bilax.problem.terms import tangent
 from bilax.problem.trees import choose
@@ -85,13 +86,19 @@ class SolvedFollower(eqx.Module):
     tolerance: float = 1e-4
     """of the leader: √(what a step may gain / what has been gained)"""
     memory: int = 40
+    lean: float = 0.0
+    """the weight of F in what the follower minimises, so that ties go to the leader"""
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Carry:
         starts = jax.tree.map(lambda leaf: leaf[None], x0)
         if self.more_starts is not None:
             starts = jax.tree.map(lambda a, b: jnp.concatenate([a, b.astype(a.dtype)]), starts, self.more_starts)
         searches = jax.lax.map(lambda x: self._begin(problem, x, y0, data), starts)
-        return Carry(searches, starts, jnp.asarray(self.rounds))
+        carry = Carry(searches, starts, jnp.asarray(self.rounds))
+        # Where the follower takes all its steps and does not arrive, one start is enough to see how far one gets.
+        lost = searches.here.steps >= self.method.inner_steps
+        alone = jnp.all(lost) & (jnp.arange(lost.size) == _best(carry))
+        return carry._replace(searches=searches._replace(done=searches.done | (lost & ~alone)))
 
     def step(self, problem: Problem, carry: Carry, data: tuple[Any, ...], key: Array) -> tuple[Carry, Evaluation]:
         def lane(search):
@@ -138,12 +145,13 @@ class SolvedFollower(eqx.Module):
         return jax.vmap(one)(jnp.arange(carry.searches.done.size), carry.starts, carry.searches)
 
     def _evaluate(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Found:
-        phi = approximate(problem, self.method)
+        phi = approximate(optimistic(problem, self.lean), self.method)
         (value, info), slope = jax.value_and_grad(phi, has_aux=True)(x, y, *data)
         flat = ravel_pytree(slope)[0]
+        lower = info.lower - self.lean * value
         # A slope that is not to be had is as bad as a value that is not.
         value = jnp.where(jnp.all(jnp.isfinite(flat)), value, jnp.inf)
-        return Found(x, value, flat, info.y, info.lower, info.residual, info.steps, info.solved)
+        return Found(x, value, flat, info.y, lower, info.residual, info.steps, info.solved)
 
     def _begin(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Search:
         here = self._evaluate(problem, x, y, data)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
@@ -22,7 +23,7 @@ from bilax.run.chunks import Plan
 from bilax.run.data import Batches
 from bilax.run.loop import Loop, Record
 from bilax.run.options import RunOptions
-from bilax.run.solution import Solution, Status
+from bilax.run.solution import BilevelError, Solution, Status
 from bilax.run.start import joined_record, joined_tasks, start
 
 
@@ -63,18 +64,23 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
             one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), of_start(example, given.data_axes, 0)
         algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many)
         again, solution = (algorithm, plan), None
+        options = dataclasses.replace(given.options, throw=False)  # a second run may succeed
         for _ in range(2):
             if again is None or (solution is not None and (again[0] is algorithm or given.options.saving is not None)):
                 break
             algorithm, plan = again
             record = joined_record(given.record, given.fixed)
             loop = Loop(problem, algorithm, data, None, record, given.many, given.data_axes)
-            solution = start(Plan(loop, x0, y0, given.key, given.steps, given.fixed), given.options)
+            solution = start(Plan(loop, x0, y0, given.key, given.steps, given.fixed), options)
             review = steady and not given.many and solution.ended is not Status.time_limit
-            again = method.review(problem, algorithm, solution, data, plan) if review else None
+            again = method.review(problem, algorithm, y0, solution, data, plan) if review else None
         assert solution is not None
-        if again is not None:
+        if given.options.throw and solution.ended.failed:
+            raise BilevelError(solution)
+        if again is not None and not solution.ended.failed:
             solution, plan = dataclasses.replace(solution, status=Status.doubtful), again[1]
+        elif solution.ended is Status.doubtful:
+            plan = plan.and_then(f"The follower is far from solved: residual {np.max(solution.residual):.3g}.")
         if isinstance(algorithm, SolvedFollower) and not given.many and not solution.ended.failed:
             plan = _with_remarks(plan, problem, algorithm, solution, y0, data)
     return dataclasses.replace(

@@ -123,7 +123,9 @@ class _Drive:
             had_ended = stored is not None and any(c.stops() for c in options.callbacks if hasattr(c, "stops"))
             ended = Status.stopped_by_callback if had_ended else self._go_on(saver, reader, show)
             self._save_before_leaving(saver)
-        point, status = whole(_finish(self.loop, self.state, jnp.asarray(ended), self._placed(self.batch)))
+        point, status = whole(
+            _finish(self.loop, self.state, jnp.asarray(ended), self.plan.y0, self._placed(self.batch))
+        )
         solution = finished(point, status, whole(self.state.step), self._history(), self.plan)
         if ended in (Status.interrupted, Status.terminated):
             raise Interrupted(solution)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from bilax.methods.algorithm import Algorithm, Evaluation
+from bilax.methods.algorithm import Algorithm, Evaluation, unsettled
 from bilax.problem.compiled import compiled
 from bilax.problem.minibatches import Draws
 from bilax.problem.problem import Problem
@@ -117,22 +117,40 @@ def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree
     return jax.lax.fori_loop(0, count, body, (state, jax.tree.map(room, entry)))
 
 
-def finish(loop: Loop, state: State, ended: Any, batch: Any = None) -> tuple[Point, Array]:
+def finish(loop: Loop, state: State, ended: Any, y0: PyTree, batch: Any = None) -> tuple[Point, Array]:
     """The point where the run ended and its status; the last finite point if the end is not finite.
 
-    `ended` is the status of a run that was stopped while still running. The end is evaluated by a step that is not
+    `ended` is the status of a run that was stopped while still running. One that has converged though its follower is
+    far from solved, for a follower that began at y0, is doubtful. The end is evaluated by a step that is not
     taken, so the compiler drops all of it but the evaluation.
     """
 
-    def one(draws, state):
+    def one(draws, state, y0):
         _, point, found = _evaluated(loop, state, draws)
         health = _health(found._replace(solved=True, y=point.whole().y), ())
         status = jnp.where(state.status == Status.running, ended, state.status)
         failed = functools.reduce(jnp.logical_or, [status == each for each in Status if each.failed])
         keep = (health == Status.running) & ~failed
-        return choose(keep, point, state.good).whole(), jnp.where(keep | failed, status, health)
+        point, status = choose(keep, point, state.good).whole(), jnp.where(keep | failed, status, health)
+        # Batches of their own for each step tell nothing of the follower that all of them together have.
+        may_converge = loop.tolerance is not None or found.converged is not False
+        if may_converge and not hasattr(loop.algorithm, "draws"):
+            doubtful = jax.lax.cond(
+                status == Status.converged, lambda: _unsettled(loop, point, y0, draws), lambda: jnp.asarray(False)
+            )
+            status = jnp.where(doubtful, Status.doubtful, status)
+        return point, status
 
-    return _for_each_start(loop, one, _draws_of(loop, state, batch), state)
+    return _for_each_start(loop, one, _draws_of(loop, state, batch), state, y0)
+
+
+def _unsettled(loop: Loop, point: Point, y0: PyTree, draws: Draws) -> Array:
+    data = _data(loop, draws)
+    shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (point.y, y0)]
+    if shapes[0] == shapes[1]:
+        return unsettled(loop.problem, point.x, point.y, y0, data)
+    # Tasks with a follower each.
+    return jnp.any(jax.vmap(lambda y, *task: unsettled(loop.problem, point.x, y, y0, task))(point.y, *data))
 
 
 def _outer_step_if_running(loop: Loop, draws: Draws, state: State) -> tuple[State, History]:

@@ -63,8 +63,9 @@ _MESSAGES = {
     Status.data_ended: "The data ended before the steps did; give an iterable that goes on, or fewer steps.",
     Status.interrupted: "Ctrl-C ended the run after it was saved; resume=True goes on from here.",
     Status.doubtful: (
-        "A lower follower was found where the run ended, so F there is not one that the follower grants: use "
-        "bilax.solve_global, or look at `solution.plan`."
+        "Where the run ended the follower is not at its minimum (a lower one was found, its residual is large, y lies "
+        "outside of Y) or has no single one, so F there is not one that it grants: give it more steps or a smaller "
+        "follower_tolerance, use bilax.solve_global, or look at `solution.plan`."
     ),
     Status.terminated: "SIGTERM ended the run after it was saved; resume=True goes on from here.",
 }

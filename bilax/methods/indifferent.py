@@ -1,0 +1,106 @@
+"""Followers that do not mind: f(x, ·) is the same wherever y is, or along some direction.
+
+Then the leader may choose (the optimistic formulation). A little of F, added to f, makes the follower choose for it:
+its minimisers tend to those of f that F likes best as the weight tends to zero (Molodtsov 1976).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
+from bilax.problem.sets import is_flat
+from bilax.problem.terms import brought_inside, tangent
+
+SHARE = 1e-8
+"""how much F's variation counts beside f's where ties go to the leader"""
+FLAT = 1e-9
+"""variation, or curvature, beside what there is elsewhere, below which there is none"""
+
+
+class _Leaning(eqx.Module):
+    """f + weight F."""
+
+    lower: Callable[..., Any]
+    upper: Callable[..., Any]
+    weight: float
+
+    def __call__(self, x: PyTree, y: PyTree, *data: Any) -> Any:
+        return self.lower(x, y, *data) + self.weight * self.upper(x, y, *data)
+
+
+def optimistic(problem: Problem, weight: float) -> Problem:
+    """The problem whose follower minimises f + weight F."""
+    if not weight:
+        return problem
+    return dataclasses.replace(problem, lower=_Leaning(problem.lower, problem.upper, weight), lower_at=None)
+
+
+class Variation(NamedTuple):
+    """How much f and F vary with y at some points x."""
+
+    nowhere: np.ndarray
+    """for each x, whether f does not vary there, though it does at another"""
+    weight: float
+    """of F in an optimistic follower"""
+
+
+def variation(problem: Problem, xs: PyTree, ys: PyTree, data: tuple[Any, ...]) -> Variation:
+    """From values at the points ys, at each of xs; both along a leading axis."""
+    lower, upper = (np.asarray(values) for values in _values(problem, xs, ys, data))
+    f, F = (np.asarray([_range(row) for row in values]) for values in (lower, upper))
+    largest_f, largest_F = (max(ranges[np.isfinite(ranges)], default=0.0) for ranges in (f, F))
+    return Variation(f <= FLAT * largest_f, float(SHARE * largest_f / largest_F) if largest_F > 0 else 0.0)
+
+
+def _range(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.ptp(finite)) if finite.size > 1 else np.nan
+
+
+@quick_jit
+def _values(problem: Problem, xs: PyTree, ys: PyTree, data: tuple[Any, ...]) -> tuple[Array, Array]:
+    def at_one_x(x):
+        follower = problem.follower(problem.view(x, *data), data)
+        inside = jax.vmap(lambda y: brought_inside(follower.y_set, y))(ys)
+        return jax.vmap(follower.total)(inside), jax.vmap(follower.upper)(inside)
+
+    return jax.lax.map(at_one_x, xs)
+
+
+@quick_jit
+def flat_where_it_matters(problem: Problem, x: PyTree, y: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Array:
+    """Whether f has no curvature at y along a direction that no constraint holds and that F cares about.
+
+    None beside the largest there, or beside what was met on the way from y0: a follower that has no minimum but goes
+    on falling for ever has less and less.
+    """
+    follower = problem.follower(problem.view(x, *data), data)
+    flat, unravel = ravel_pytree(y)
+    lower = jax.grad(lambda v: follower.lower(unravel(v)))
+    slope, hessian = lower(flat), jax.jacfwd(lower)(flat)
+    size = jnp.max(jnp.sum(jnp.abs(hessian), axis=1))
+    alpha = 1 / jnp.where(size > 0, size, 1)
+    face = tangent(follower.y_set, unravel(flat - alpha * slope), alpha) if is_flat(follower.y_set) else None
+    if face is None:
+        return jnp.asarray(False)
+    identity = jnp.eye(flat.size, dtype=flat.dtype)
+    free = jax.vmap(lambda v: ravel_pytree(face(unravel(v)))[0])
+    start = ravel_pytree(brought_inside(follower.y_set, y0))[0]
+    way = jnp.linalg.norm(flat - start)
+    met = jnp.linalg.norm(slope - lower(start)) / jnp.where(way > 0, way, 1)
+    scale = jnp.maximum(met, size)
+    held = jnp.where(scale > 0, scale, 1) * (identity - free(identity))
+    curvatures, directions = jnp.linalg.eigh(free(free(hessian).T) + held)
+    wanted = ravel_pytree(jax.grad(follower.upper)(y))[0]
+    along = jnp.where(jnp.abs(curvatures) <= FLAT * scale, wanted @ directions, 0)
+    return jnp.linalg.norm(along) > 1e-6 * optax.tree.norm(wanted)
