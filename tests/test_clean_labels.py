@@ -15,7 +15,7 @@ from bilax.cleaning import mixture
 from bilax.cleaning.baselines import confident_classes, judge, weighted_auc
 from bilax.cleaning.fitting import fit, make_models, unseen_logits
 from bilax.cleaning.labels import estimate_transition, posterior
-from bilax.cleaning.networks import Linear, convnet
+from bilax.cleaning.networks import Linear, convnet, linear
 from bilax.datasets.labelled import Labelled
 from bilax.experiments.cleaning import bench
 from bilax.experiments.cleaning.clean import Clean
@@ -71,6 +71,24 @@ def test_the_lower_objective_is_the_likelihood_of_what_other_folds_show():
                     else:
                         total -= np.exp(0.3) * informs * np.log(p @ t[:, v])
         np.testing.assert_allclose(mixture.lower(x, models, rows), total / (folds * length), rtol=1e-6)
+
+
+def test_a_leader_that_cannot_be_tuned_is_told(monkeypatch):
+    """As on pictures, for which conjugate gradients once had too few steps: the leader stayed where it was."""
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.normal(size=(2, 20, 120)), rng.integers(0, 2, (2, 20))
+    rows = mixture.Rows(
+        jnp.asarray(inputs, np.float32),
+        jnp.asarray(labels),
+        jnp.asarray(labels > 0),
+        jnp.ones((2, 20), np.float32),
+        jnp.asarray(True),
+    )
+    poor = dataclasses.replace(mixture.SOLVED, inner_steps=5, derivative=bilax.Implicit(1e-9, 1))
+    monkeypatch.setattr(mixture, "SOLVED", poor)
+    models = make_models(linear, jax.random.key(0), (120,), 2, 2)
+    with pytest.warns(UserWarning, match="linear system of the implicit gradient was not solved"):
+        mixture.tune(mixture.first_guess(np.full((2, 2), 0.5)), models, rows, 1)
 
 
 def test_wrong_labels_are_found_and_named(cleaned):

@@ -97,6 +97,7 @@ COMMANDS = {
             "bilax.experiments.suite.proofs:Proofs",
             "39 problems with known answers: what solve_global proves of follower and leader",
         ),
+        "auto": ("bilax.experiments.suite.by_auto:ByAuto", "the same problems by the default call"),
         "stale": ("bilax.experiments.stored.stale:Stale", "which stored numbers are older than the code they measure"),
         "speed": ("bilax.experiments.speed.bench:Speed", "what the outer loop and the sweep cost"),
         "implicit": ("bilax.experiments.peers.implicit:Implicit", "a hypergradient of a solved follower beside jaxopt"),

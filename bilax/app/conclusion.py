@@ -47,7 +47,7 @@ def trust(record: RunRecord) -> str:
         return f"It broke off ({status.name}), and what is reported is the best solved point before that."
     doubts = []
     if status is Status.doubtful:
-        doubts.append("a lower follower was found at the end")
+        doubts.append("the follower is not at its minimum at the end, or has no single one")
     if _still_moving(record):
         doubts.append("F was still changing at the end")
     if _unsolved(record):

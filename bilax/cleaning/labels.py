@@ -334,7 +334,8 @@ class _Stages(NamedTuple):
         return Candidate(noisy, trusted, estimate_transition(noisy, self.data.labels, start), models)
 
     def best_ridge(self, x: Leader, rows: Rows) -> tuple[Leader, PyTree]:
-        """The leader's start with the best penalty of a coarse grid: one far off is flat, and no slope leads back."""
+        """The leader's start with the best penalty of a coarse grid: far off the follower is stiff and each evaluation
+        slow, and the leader's few steps do not always lead from there to the best."""
         models, found = self.start(linear), []
         for ridge in RIDGES:
             tried = x._replace(ridge=jnp.asarray(np.log(ridge), jnp.float32))

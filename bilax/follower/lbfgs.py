@@ -77,7 +77,8 @@ class LBFGS(eqx.Module):
 
         def value_and_slope(v):
             value, slope = jax.value_and_grad(follower.lower)(unravel(v))
-            return value, ravel_pytree(slope)[0]
+            # Data in double precision make f a double, whatever y is.
+            return value.astype(v.dtype), ravel_pytree(slope)[0]
 
         def begin():
             value, slope = value_and_slope(y)

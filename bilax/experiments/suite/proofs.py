@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import bilax
 from bilax.app.show import Claim, Target, save_json, show_table, steps, stored_results
 from bilax.experiments.suite.problems import MORE, PROBLEMS, Known
 
-_NEAR = 2e-3
+NEAR = 2e-3
 """how near to F*, in units of 1 + |F*|, F and its bound are to be"""
 
 
@@ -21,17 +22,7 @@ class Proofs(Target):
     claimant: ClassVar[str] = "what is to hold"
 
     def compute(self) -> dict[str, Any]:
-        """Problem by problem, each stored when it is done; a run that was ended is gone on with."""
-        problems = dict([*PROBLEMS.items()][:2]) if self.quick else PROBLEMS | MORE
-        results = stored_results(self.path, self, ("redraw",)) or {}
-        results = {} if results.keys() >= problems.keys() else results
-        with steps(len(problems), "proofs") as advance:
-            for name, known in problems.items():
-                if name not in results:
-                    results[name] = solved(known)
-                    save_json(self.path, self, results)
-                advance(name)
-        return results
+        return problem_by_problem(self, solved)
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         columns = ("best", "upper", "gap", "proven", "bound", "within", "seconds", "cpu_seconds")
@@ -42,13 +33,13 @@ class Proofs(Target):
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         found = results.values()
-        room = [_NEAR * (1 + abs(f["best"])) for f in found]
+        room = [NEAR * (1 + abs(f["best"])) for f in found]
         right = [abs(f["upper"] - f["best"]) <= near for f, near in zip(found, room, strict=True)]
         closed = [f["within"] is not None and f["within"] <= near for f, near in zip(found, room, strict=True)]
         wrong = sum(f["bound"] is not None and f["bound"] > f["best"] + 1e-3 for f in found)
         followers = sum(f["proven"] for f in found)
         return [
-            Claim(f"F is F* within {_NEAR} (1 + |F*|)", f"{sum(right)} of {len(right)}", all(right)),
+            Claim(f"F is F* within {NEAR} (1 + |F*|)", f"{sum(right)} of {len(right)}", all(right)),
             Claim(
                 "the follower is proven to be a global minimiser",
                 f"{followers} of {len(right)}",
@@ -57,6 +48,20 @@ class Proofs(Target):
             Claim("the leader is proven to be optimal within as much", f"{sum(closed)} of {len(right)}", all(closed)),
             Claim("no bound of F lies above F*", f"{wrong} do", not wrong),
         ]
+
+
+def problem_by_problem(target: Target, solve: Callable[[Known], dict[str, Any]]) -> dict[str, Any]:
+    """Each stored when it is done; a run that was ended is gone on with."""
+    problems = dict([*PROBLEMS.items()][:2]) if target.quick else PROBLEMS | MORE
+    results = stored_results(target.path, target, ("redraw",)) or {}
+    results = {} if results.keys() >= problems.keys() else results
+    with steps(len(problems), target.name) as advance:
+        for name, known in problems.items():
+            if name not in results:
+                results[name] = solve(known)
+                save_json(target.path, target, results)
+            advance(name)
+    return results
 
 
 def solved(known: Known) -> dict[str, Any]:
