@@ -296,3 +296,11 @@ def test_newton_leaves_a_corner_whose_slope_points_inwards():
     starts = jnp.asarray([[0.0, 0.0], [0.0, 0.5], [0.0, 1.0], [5.0, 1.0], [0.1, 0.9]])
     info = jax.jit(jax.vmap(lambda z: bilax.approximate(problem, method)(0.0, z)[1]))(starts)
     np.testing.assert_allclose(info.y, np.broadcast_to([2.0625, 0.25], (5, 2)), atol=1e-8)
+
+
+def test_a_follower_in_single_precision_whose_data_are_in_double():
+    shift = np.asarray([1.0, 2.0])
+    problem = bilax.Problem(lambda x, y: jnp.sum(y), lambda x, y: jnp.sum((y - shift) ** 2))
+    method = bilax.Method(20, bilax.LBFGS(), derivative=bilax.Implicit(), follower_tolerance=1e-4)
+    _, info = bilax.approximate(problem, method)((), jnp.zeros(2, np.float32))
+    np.testing.assert_allclose(info.y, shift, rtol=1e-5)
