@@ -9,6 +9,7 @@ import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
 import bilax
+from bilax.follower.lbfgs import inverse_curvature, no_pairs, remember
 from bilax.follower.several_starts import SeveralStarts
 from tests.followers import FOLLOWERS, FollowerCase, X
 from tests.problems import central_difference
@@ -205,6 +206,34 @@ def test_below_the_rounding_of_f_the_slope_tells_where_to_stop():
     _, info = bilax.approximate(bilax.Problem(lambda x, y: jnp.sum(y), lower), method)((), jnp.zeros_like(pull))
     assert np.abs(jnp.sinh(info.y) + curvature * info.y - pull).max() < 1e-4
     assert int(info.steps) < 30
+
+
+def test_a_searched_step_tells_at_once_when_it_is_solved():
+    """At the first step whose slope is small, whatever its number, and without a gradient of its own."""
+    curvature, start = jnp.asarray([1.0, 3.0, 9.0]), jnp.asarray([1.0, -2.0, 0.5])
+    problem = bilax.Problem(lambda x, y: y @ y, lambda x, y: 0.5 * curvature @ (y - 1) ** 2)
+
+    def end(count, tolerance=None):
+        method = bilax.Method(count, bilax.GradientDescent(None), follower_tolerance=tolerance)
+        return bilax.approximate(problem, method)(jnp.zeros(()), start)[1]
+
+    def slope(count):
+        return np.linalg.norm(curvature * (np.asarray(end(count).y) - 1))
+
+    size = max(np.linalg.norm(curvature * (start - 1)), np.linalg.norm(curvature * start))
+    steps = [int(end(100, tolerance).steps) for tolerance in (0.1, 3e-3, 1e-5)]
+    for count, tolerance in zip(steps, (0.1, 3e-3, 1e-5), strict=True):
+        assert slope(count - 1) <= tolerance * size < slope(count - 2)
+    assert any(count % 10 for count in steps)
+
+
+def test_the_length_of_a_proximal_step_is_the_least_inverse_curvature_of_the_pairs():
+    curvature = jnp.asarray([0.5, 4.0, 2.0])
+    pairs = no_pairs(2, curvature)
+    assert inverse_curvature(pairs, jnp.asarray(7.0)) == 7
+    for step in (jnp.eye(3)[0], jnp.eye(3)[1], jnp.eye(3)[2]):
+        pairs = remember(pairs, step, curvature * step)
+    assert inverse_curvature(pairs, jnp.asarray(7.0)) == pytest.approx(1 / 4)
 
 
 def test_a_tiny_step_never_counts_as_solved():

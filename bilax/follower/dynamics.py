@@ -16,7 +16,7 @@ compared with a method's `follower_tolerance`; for the others `gradient/phi.py` 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -57,17 +57,19 @@ class GradientDescent(eqx.Module):
             check_steps("step_size", self.step_size)
 
     def init(self, y: PyTree) -> PyTree:
-        return y if self.step_size is not None else (y, jnp.zeros((), dtype_of(y)))
+        return y if self.step_size is not None else (y, no_search(y))
 
     def step(self, k: Any, state: PyTree, follower: Follower) -> PyTree:
         if self.step_size is None:
-            y, alpha = state
-            return searched_step(follower, y, alpha)
+            return searched_step(follower, *state)
         alpha = at(self.step_size, k)
         return follower.prox(move(state, jax.grad(follower.lower)(state), alpha), alpha)
 
     def point(self, state: PyTree) -> PyTree:
         return state if self.step_size is not None else state[0]
+
+    def unsolved(self, state: PyTree) -> Array:
+        return state[-1].unsolved
 
     def residual_step(self, k: Any) -> Any:
         return 1.0 if self.step_size is None else at(self.step_size, k)
@@ -93,21 +95,24 @@ class Nesterov(eqx.Module):
             raise ValueError(f'Nesterov(sequence=...): expected "paper" or "fista", got {self.sequence!r}.')
 
     def init(self, y: PyTree) -> PyTree:
-        return (y, y, jnp.ones(())) if self.step_size is not None else (y, y, jnp.ones(()), jnp.zeros((), dtype_of(y)))
+        return (y, y, jnp.ones(())) if self.step_size is not None else (y, y, jnp.ones(()), no_search(y))
 
     def step(self, k: Any, state: PyTree, follower: Follower) -> PyTree:
-        y, u, t, *alpha = state
+        y, u, t, *search = state
         if self.step_size is None:
-            y_next, *alpha = searched_step(follower, u, *alpha)
+            y_next, *search = searched_step(follower, u, *search)
         else:
             length = at(self.step_size, k)
             y_next = follower.prox(move(u, jax.grad(follower.lower)(u), length), length)
         t_next = (1 + jnp.sqrt(1 + (4 if self.sequence == "fista" else 1) * t**2)) / 2
         u_next = jax.tree.map(lambda new, old: (new + (t - 1) / t_next * (new - old)).astype(new.dtype), y_next, y)
-        return y_next, u_next, t_next, *alpha
+        return y_next, u_next, t_next, *search
 
     def point(self, state: PyTree) -> PyTree:
         return state[0]
+
+    def unsolved(self, state: PyTree) -> Array:
+        return state[-1].unsolved
 
     def residual_step(self, k: Any) -> Any:
         return 1.0 if self.step_size is None else at(self.step_size, k)
@@ -229,15 +234,46 @@ def cauchy_step(follower: Follower, y: PyTree) -> Array:
     return jnp.where(usable, squares / jnp.where(usable, curvature, 1), 1.0)
 
 
-def searched_step(follower: Follower, u: PyTree, alpha: Array) -> tuple[PyTree, Array]:
-    """A proximal gradient step from u, and the α it took: at most twice `alpha`, which is 0 before the first one.
+class Search(NamedTuple):
+    """What a dynamics that finds its step length knows of it."""
+
+    alpha: Array
+    """the last length; 0 before the first step"""
+    size: Array
+    """what the slope is compared with: what it was at the start, or what the curvature makes of y there"""
+    unsolved: Array
+    """the last slope, ‖u − y⁺‖ / α, over that"""
+
+
+def no_search(y: PyTree) -> Search:
+    """Before the first step."""
+    zero = jnp.zeros((), dtype_of(y))
+    return Search(zero, zero, zero + jnp.inf)
+
+
+def measures_itself(dynamics: Dynamics) -> bool:
+    """Whether a dynamics tells how far it is: those that find their step length do, with a length given they do not."""
+    return hasattr(dynamics, "unsolved") and getattr(dynamics, "step_size", None) is None
+
+
+GROWTH = 1 / 0.9
+"""of the step length, from one step to the next: doubling it would mostly be in vain, for an evaluation of f each time.
+As in Becker, Candès and Grant (2011)"""
+
+
+def searched_step(follower: Follower, u: PyTree, search: Search) -> tuple[PyTree, Search]:
+    """A proximal gradient step from u, and what is known of its length now.
 
     α is halved until f(y⁺) ≤ f(u) + ⟨g, y⁺ − u⟩ + ‖y⁺ − u‖² / 2α. Where that is a matter of f's rounding, slopes tell:
     ⟨g⁺ − g, y⁺ − u⟩ ≤ ‖y⁺ − u‖² / α, the same for a quadratic f (as Hager and Zhang 2005). How often is a whole number,
     so it is constant nearby and derivatives of the step are exact.
     """
-    first = jax.lax.cond(alpha == 0, lambda: cauchy_step(follower, u).astype(alpha.dtype), lambda: alpha)
-    longest = jnp.where(alpha == 0, first, 2 * alpha)
+
+    def begin():
+        curved = jax.jvp(jax.grad(follower.lower), (u,), (u,))[1]
+        return cauchy_step(follower, u).astype(search.alpha.dtype), _number(optax.tree.norm(curved), search)
+
+    longest, size = jax.lax.cond(search.alpha == 0, begin, lambda: (GROWTH * search.alpha, search.size))
     value, slope = jax.value_and_grad(follower.lower)(u)
 
     def at_length(length):
@@ -262,7 +298,15 @@ def searched_step(follower: Follower, u: PyTree, alpha: Array) -> tuple[PyTree, 
     fixed = jax.lax.stop_gradient((longest, jnp.zeros((), int)))
     _, halvings = jax.lax.while_loop(too_long, lambda carry: (carry[0] / 2, carry[1] + 1), fixed)
     length = longest * 0.5 ** halvings.astype(longest.dtype)
-    return at_length(length), length
+    y = at_length(length)
+    left = optax.tree.norm(jax.lax.stop_gradient(jax.tree.map(jnp.subtract, y, u))) / jax.lax.stop_gradient(length)
+    size = jnp.where(search.alpha == 0, jnp.maximum(size, left), size)
+    unsolved = jnp.where(left > 0, left / jnp.where(left > 0, size, 1), 0)
+    return y, Search(length, *(_number(jax.lax.stop_gradient(one), search) for one in (size, unsolved)))
+
+
+def _number(value: Any, search: Search) -> Array:
+    return jnp.asarray(value, search.alpha.dtype)
 
 
 def at(steps: Steps, k: Any) -> Any:

@@ -122,7 +122,11 @@ class LBFGS(eqx.Module):
         unsolved = jnp.where(done, 0.0, left)
         pairs = remember(pairs, gone, change, length > 0)
         # A search that found nothing begins anew with a shorter proximal step.
-        alpha = jnp.where(length == 0, base.alpha / 16, jnp.minimum(spectral(gone, change, base.alpha), 2 * base.alpha))
+        longest = jnp.minimum(spectral(gone, change, base.alpha), 2 * base.alpha)
+        if not plain and hasattr(follower.y_set, "project"):
+            # Not with a term, whose kinks count as curvature in the pairs.
+            longest = jnp.minimum(longest, inverse_curvature(pairs, base.alpha))
+        alpha = jnp.where(length == 0, base.alpha / 16, longest)
         control = jax.lax.stop_gradient((gained, unsolved))
         numbers = (jnp.asarray(number, y.dtype) for number in control)
         return LBFGSState(unravel(point), value_after, slope_after, pairs, alpha, *numbers)
@@ -258,6 +262,16 @@ def _with_line(matrix: Array, here: Array, line: Array) -> Array:
 def forget(pairs: Pairs) -> Pairs:
     """Without any."""
     return pairs._replace(products=jnp.zeros_like(pairs.products), inverse=jnp.zeros_like(pairs.inverse))
+
+
+def inverse_curvature(pairs: Pairs, alpha: Array) -> Array:
+    """The least ⟨step, change⟩ / ⟨change, change⟩ of all, or what there was: a proximal step of this length descends.
+
+    Barzilai and Borwein's of the newest alone may be many times as long, and then names faces that are far away.
+    """
+    count = pairs.inverse.shape[0]
+    most = jnp.max(jnp.where(pairs.known, jnp.diag(pairs.products)[count:], 0))
+    return jnp.where(most > 0, 1 / jnp.where(most > 0, most, 1), alpha)
 
 
 def spectral(step: Array, change: Array, alpha: Array) -> Array:

@@ -217,14 +217,20 @@ def _unroll_until_solved(
             row, first = k // every, k % every == 0
             kept = jax.tree.map(lambda room, leaf: room.at[row].set(jnp.where(first, leaf, room[row])), kept, state)
         state, best = _step_and_choose(run, params, k, state, best)
-        test = (k + 1) % solved.every == 0
-        done = jax.lax.cond(test, lambda: solved.test(params, state, reference), lambda: jnp.asarray(False))
-        return k + 1, state, best, kept, done
+        return k + 1, state, best, kept, _is_solved(solved, k + 1, params, state, reference)
 
     carry = jnp.zeros((), int), state, _none_chosen(run, params, state), kept, jnp.asarray(False)
     taken, last, best, kept, _ = jax.lax.while_loop(lambda carry: ~carry[-1] & (carry[0] < run.length), body, carry)
     chosen, k_bar = (last, taken) if best is None else (best[0], best[2])
     return Trajectory(chosen, last, k_bar, taken, kept, ())
+
+
+def _is_solved(solved: Solved, k: Any, params: PyTree, state: PyTree, reference: PyTree) -> Any:
+    """The test, at the steps where there is one."""
+    if solved.every == 1:
+        return solved.test(params, state, reference)
+    test = k % solved.every == 0
+    return jax.lax.cond(test, lambda: solved.test(params, state, reference), lambda: jnp.asarray(False))
 
 
 def _unroll_all(run: Unrolling, params: PyTree, state: PyTree) -> Trajectory:

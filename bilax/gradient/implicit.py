@@ -19,7 +19,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from bilax.follower.dynamics import FromOptax, GradientDescent, move
+from bilax.follower.dynamics import FromOptax, GradientDescent, measures_itself, move
 from bilax.gradient.rule import Cotangents, FollowerRun
 from bilax.problem.problem import Follower
 from bilax.problem.sets import Reals
@@ -151,8 +151,7 @@ class Neumann(eqx.Module):
     def check(self, method: "Method") -> None:
         if self.terms < 1:
             raise ValueError(f"terms must be at least 1, got {self.terms}.")
-        searches = hasattr(method.dynamics, "unsolved") or getattr(method.dynamics, "step_size", 1.0) is None
-        if searches or isinstance(method.dynamics, FromOptax):
+        if measures_itself(method.dynamics) or isinstance(method.dynamics, FromOptax):
             raise ValueError(
                 "the Neumann series needs the step length of a descent, which an optax optimiser or a line search "
                 "does not tell. Use dynamics=GradientDescent(...), or derivative=bilax.Implicit()."

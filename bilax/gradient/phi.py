@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from bilax.follower.dynamics import cauchy_step, residual
+from bilax.follower.dynamics import cauchy_step, measures_itself, residual
 from bilax.follower.trajectory import ArgMax, EveryStep, Solved, Trajectory, Unrolling, begin, unroll
 from bilax.gradient.method import Method
 from bilax.gradient.rule import FollowerRun
@@ -165,7 +165,7 @@ def _stopping_rule(problem: Problem, method: Method, combine: Callable[[PyTree],
     Both grow with f and shrink with the unit of y as the slope does, so neither's scale matters. The slope is
     ‖y − prox(y − α∇f)‖ / α, with α the inverse of the curvature along the first slope.
     """
-    if hasattr(method.dynamics, "unsolved"):
+    if measures_itself(method.dynamics):
 
         def measured(params, state, _):
             return method.dynamics.unsolved(state) <= method.follower_tolerance  # pyright: ignore
