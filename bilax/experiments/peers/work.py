@@ -196,9 +196,11 @@ def serve(hypergradient: Callable[..., Callable[..., Any]], **answers: Callable[
 
 
 def timed(run: Callable[..., tuple[Any, Any]], *arguments: Any) -> dict[str, Any]:
-    """What it answers, and its time: the mean of as many runs as 20 ms hold, for one alone is mostly waking up."""
-    began, answers = time.perf_counter(), []
-    while not answers or time.perf_counter() - began < 0.02:
-        answers.append(jax.block_until_ready(run(*arguments)))
-    slope, steps = answers[-1]
-    return {"seconds": (time.perf_counter() - began) / len(answers), "slope": float(slope), "steps": int(steps)}
+    """What it answers, and its time: the least of as many runs as 20 ms hold, for whatever disturbs only adds."""
+    began, seconds, answer = time.perf_counter(), [], None
+    while answer is None or time.perf_counter() - began < 0.02:
+        before = time.perf_counter()
+        answer = jax.block_until_ready(run(*arguments))
+        seconds.append(time.perf_counter() - before)
+    slope, steps = answer
+    return {"seconds": min(seconds), "slope": float(slope), "steps": int(steps)}
