@@ -37,6 +37,8 @@ class Loop(NamedTuple):
     """which leaves of the data have that axis too, as `in_axes` of jax.vmap"""
     every: int = 1
     """outer steps for one entry of the history, one evaluation and one look at the health"""
+    divided: bool = False
+    """whether the starts are divided among several devices"""
 
 
 class Point(NamedTuple):
@@ -206,7 +208,8 @@ def _further(loop: Loop, state: State, carry: PyTree, draws: Draws) -> PyTree:
         draws = draws.ahead(loop.every)
         return jax.lax.fori_loop(1, loop.every, lambda i, carry: _stepped(loop, state, carry, draws, i)[0], carry)
 
-    one_by_one = loop.many and jax.default_backend() == "cpu"
+    # Divided among devices, each would have to go through all starts.
+    one_by_one = loop.many and not loop.divided and jax.default_backend() == "cpu"
     return (jax.custom_batching.sequential_vmap(steps) if one_by_one else steps)(arrays)
 
 

@@ -56,7 +56,8 @@ def _spread(plan: Plan, mesh: Any) -> Plan:
         algorithm = dataclasses.replace(algorithm, mesh=devices.mesh)
     data = devices.source(loop.data, loop.data_axes)
     x0, y0 = (devices.variables(one, examples(data), many) for one in (plan.x0, plan.y0))
-    loop = loop._replace(problem=devices.everywhere(loop.problem), algorithm=algorithm, data=data)
+    problem = devices.everywhere(loop.problem)
+    loop = loop._replace(problem=problem, algorithm=algorithm, data=data, divided=devices.starts)
     return Plan(loop, x0, y0, devices.everywhere(plan.key), plan.steps, plan.fixed, devices)
 
 
