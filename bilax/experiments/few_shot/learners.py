@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Integer, PyTree
-from scipy import stats
 
 import bilax
 from bilax.datasets.episodes import Episode
@@ -361,6 +360,8 @@ def evaluate(
 
 def interval(scores: np.ndarray) -> Score:
     """The mean of the tasks' scores with its 95 % interval, by Student's t."""
+    from scipy import stats  # here, for it takes two thirds of a second that no training needs
+
     half = stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)
     return Score(float(scores.mean()), float(half), len(scores))
 
