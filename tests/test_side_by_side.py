@@ -16,7 +16,14 @@ from bilax.experiments.stored import stale
 
 def line(case="toy-40", peer="higher", times=2.0):
     each = [1.0, 2.0, 4.0]
-    ours: dict[str, Any] = {"seconds": 2.0, "first": 10.0, "cached": 5.0, "megabytes": 100.0, "error": 0.0}
+    ours: dict[str, Any] = {
+        "seconds": 2.0,
+        "first": 10.0,
+        "cached": 5.0,
+        "megabytes": 100.0,
+        "error": 0.0,
+        "differences": 1e-9,
+    }
     theirs: dict[str, Any] = {key: times * number for key, number in ours.items() if key != "cached"} | {
         "versions": {peer: "1.0"}
     }
@@ -60,8 +67,10 @@ def test_claims_name_where_bilax_is_behind(tmp_path, capsys):
     cannot = {"case": "toy-40", "peer": "Betty", "cannot": "no iterates", "code": {"run": "other"}}
     results = {"lines": [line(), line(peer="BOAT", times=0.5), cannot]}
     claims = target.claims(results)
-    assert not any(claim.held for claim in claims)
-    assert all("not toy-40 BOAT 0.50" in claim.here for claim in claims)
+    assert [claim.held for claim in claims] == [True, False, False, False, False]
+    assert all("not toy-40 BOAT 0.50" in claim.here for claim in claims[1:])
+    results["lines"][0]["bilax"]["differences"] = 0.1
+    assert not target.claims(results)[0].held
     target.show(results)
     shown = capsys.readouterr().out
     assert "Betty cannot: no iterates" in shown
