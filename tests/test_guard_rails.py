@@ -149,5 +149,6 @@ def test_a_large_follower_by_a_first_order_method_takes_four_times_its_parameter
     data = bilax.Minibatches((inputs, labels), (inputs, labels), 4)
     program = whole_run(problem, method, jnp.zeros((), jnp.float32), network, data, 50)
     memory, given = program.memory_analysis(), sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+    assert memory is not None
     taken = memory.argument_size_in_bytes - given + memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert taken <= 4 * 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(network))
