@@ -338,8 +338,8 @@ def f3sa(
 
     Each estimate is d = D + (1 − η)(d − D before), with the same batch here and at the point before; λ_k weighs the
     estimates. `forgetting` is η. As in the source of arXiv 2301.10945, "Main Results for Algorithm 2": y's and z's
-    are taken at (x_k, y_k, z_k) against (x_{k−1}, y_{k−1}, z_{k−1}). That x's come after the followers have moved is our
-    choice.
+    are taken at (x_k, y_k, z_k) against (x_{k−1}, y_{k−1}, z_{k−1}). That x's come after the followers have moved is
+    our choice.
     """
     movers = Mover.of("y_rate", y_rate), Mover.of("z_rate", y_rate if z_rate is None else z_rate)
     schedules = schedule_of("weight", weight), schedule_of("forgetting", forgetting)
