@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import types
 import warnings
 from types import SimpleNamespace
 
@@ -262,3 +263,14 @@ def test_the_leader_is_polished_on_the_simplex(entropy, best):
     reduced = Reduced(flat, Domain(np.zeros((1, 4)), np.ones((1, 4)), total=1.0), 3, 4)
     end = polish(reduced, x, reduced.follow(x, np.full(4, 0.25)), np.zeros(3), np.full(3, 5.0))
     assert end.upper == pytest.approx(best, abs=2e-5)
+
+
+def test_the_followers_of_all_tasks_are_judged_together():
+    problem = bilax.Problem(lambda x, y, mean: (y - mean) ** 2, lambda x, y, mean: (y - x - mean) ** 2)
+    means = jnp.asarray([0.0, 1.0, 2.0])
+    right = types.SimpleNamespace(x=np.asarray(0.5), y=np.asarray([0.5, 1.5, 2.5]))
+    assert bilax.certify(problem, right, data=(means,), tasks=True).verdict is bilax.Verdict.global_follower
+    wrong = types.SimpleNamespace(x=np.asarray(0.5), y=np.asarray([0.5, 1.4, 2.5]))
+    found = bilax.certify(problem, wrong, data=(means,), tasks=True)
+    assert found.verdict is not bilax.Verdict.global_follower
+    np.testing.assert_allclose(found.gap, 0.01, rtol=1e-6)

@@ -150,6 +150,11 @@ def draw_mini_batches(method, folder):
 def share_tasks(method, folder):
     together = run(method, data=(MEANS,), tasks=True)
     assert together.y.shape == MEANS.shape
+    if any(method is METHODS[name] for name in ("ia_gm", "soba, ma_soba, fsla")):  # one of each way to have tasks
+        starts = jnp.stack([X0, X0 + 0.1]), jnp.stack([Y0, Y0])
+        many = bilax.multistart(free(method, PLAIN), method, *starts, steps=STEPS, data=(MEANS,), tasks=True)
+        assert many.y.shape == (2, *MEANS.shape)
+        np.testing.assert_allclose(many.history.upper[0], together.history.upper, rtol=1e-9)
     if isinstance(method, bilax.Method):
         alone = [run(method, data=(mean,)).history.upper[0] for mean in MEANS]
         np.testing.assert_allclose(together.history.upper[0], np.mean(alone), rtol=1e-9)

@@ -54,7 +54,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         if precise:
             x0, y0, data = in_double(x0), in_double(y0), _floats_in_double(data)
         if given.tasks:
-            problem, y0 = joined_tasks(problem, method, y0, data)
+            problem, y0 = joined_tasks(problem, method, y0, data, given.many, given.data_axes)
         # One step's data, and of many starts the first.
         example: Any = (
             data.first if isinstance(data, Batches) else Draws(data, jnp.zeros((), int), given.key, (1, 1)).upper()

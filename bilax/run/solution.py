@@ -43,7 +43,7 @@ class Status(enum.IntEnum):
 _MESSAGES = {
     Status.running: "The run has not ended.",
     Status.step_limit: "All outer steps were taken; give more `steps`, or a `tolerance`, if it was still moving.",
-    Status.converged: "The outer step and the follower's residual fell below the tolerance.",
+    Status.converged: "The run has settled: the leader's next step and the follower's residual are within tolerance.",
     Status.diverged: (
         "The follower or F grew without bound, or left the finite numbers. Make step_size smaller (below 2/L, L the "
         "curvature of `lower` in y) or leave it out (step_size=None finds it), bound y with y_set, or use bilax.auto()."
@@ -59,7 +59,9 @@ _MESSAGES = {
         "truncated solve with tolerance=None; where the follower is not convex, use iaptt_gm."
     ),
     Status.stopped_by_callback: "A callback ended the run.",
-    Status.time_limit: "The time limit was reached; resume the run, or give it more time.",
+    Status.time_limit: (
+        "The time limit was reached: give it more time, or begin again at solution.x; a run with `saving` can resume."
+    ),
     Status.data_ended: "The data ended before the steps did; give an iterable that goes on, or fewer steps.",
     Status.interrupted: "Ctrl-C ended the run after it was saved; resume=True goes on from here.",
     Status.doubtful: (

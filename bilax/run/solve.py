@@ -107,6 +107,7 @@ def multistart(
     z_optimizer: optax.GradientTransformation | None = None,
     data: Data = (),
     data_axes: Any = None,
+    tasks: bool = False,
     key: Array | None = None,
     tolerance: float | None = None,
     record: Record = _record_nothing,
@@ -116,7 +117,8 @@ def multistart(
 
     `data_axes` says which leaves of the data have that axis too, as `in_axes` of `jax.vmap` does for the tuple:
     `data=(inputs, labels), data_axes=(None, 0)` gives each start labels of its own. The same holds for what a function
-    (step, key) returns and for the items of an iterable; by default all starts share the data.
+    (step, key) returns and for the items of an iterable; by default all starts share the data. `tasks` is that of
+    `solve`; the axis of the tasks comes behind that of the starts.
 
     The fields of the result have that axis too; `result.best` and `result[i]` are single solutions. Entries
     of the history past a run's own end are NaN (0 for k_bar).
@@ -135,9 +137,11 @@ def multistart(
     data = check_data(data)
     if isinstance(method, Auto):
         _check_for_auto(optimizer, z_optimizer)
-        setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options)
+        setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options, tasks=tasks)
         return solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
-    algorithm = _algorithm(method, optimizer, z_optimizer, fixed)
+    algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
+    if tasks and not isinstance(algorithm, Hypergradient):
+        given, y0s = joined_tasks(given, algorithm, y0s, data, True, data_axes)
     loop = Loop(given, algorithm, data, tolerance, joined_record(record, fixed), many=True, data_axes=data_axes)
     return start(Plan(loop, x0s, y0s, _key(key), steps, fixed), options)
 

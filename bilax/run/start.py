@@ -13,6 +13,7 @@ from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.compiled import compiled
 from bilax.problem.joined_tasks import all_tasks
+from bilax.problem.minibatches import of_start
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.variables import Fixed
@@ -72,16 +73,22 @@ _run_once = quick_jit(_whole_run)
 """for runs that take less time than their compilation"""
 
 
-def joined_tasks(problem: Problem, algorithm: Any, y0: PyTree, data: Any) -> tuple[Problem, PyTree]:
-    """All tasks as one problem, and a follower for each of them."""
+def joined_tasks(
+    problem: Problem, algorithm: Any, y0: PyTree, data: Any, many: bool = False, data_axes: Any = None
+) -> tuple[Problem, PyTree]:
+    """All tasks as one problem, with a follower for each; their axis is after that of the starts, if there is one."""
     if not isinstance(data, tuple):
         raise ValueError(
             f"{type(algorithm).__name__} keeps a follower for each task from one outer step to the next, so with "
             "tasks=True the tasks must stay the same: give data as a tuple, or use a recipe such as bilax.ia_gm, whose "
             "followers start anew."
         )
-    count = count_tasks(data)
-    return all_tasks(problem), jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), y0)
+    count = count_tasks(of_start(data, data_axes, 0) if many else data)
+
+    def for_each_task(leaf):
+        return jnp.broadcast_to(leaf, (count, *jnp.shape(leaf)))
+
+    return all_tasks(problem), jax.tree.map(jax.vmap(for_each_task) if many else for_each_task, y0)
 
 
 class _JoinedRecord(eqx.Module):

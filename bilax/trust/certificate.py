@@ -21,6 +21,7 @@ from bilax.gradient.implicit import DENSE
 from bilax.gradient.phi import approximate
 from bilax.methods.recipes import Method
 from bilax.problem.checks import check_inside, check_objectives, check_point
+from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Follower, Problem
 from bilax.problem.quick_jit import quick_jit
@@ -150,6 +151,7 @@ def certify(
     *,
     method: Method | None = None,
     data: tuple[Any, ...] = (),
+    tasks: bool = False,
     tolerance: float | None = None,
     proof: bool = True,
     time_limit: float = 10.0,
@@ -158,6 +160,7 @@ def certify(
 
     - `solution`: anything with fields x and y, as `solve` and `solve_global` return.
     - `method`: also report how stationary its φ is at (x, z), and what Lemma 3.2 says.
+    - `tasks`: the solution is of `solve(..., tasks=True)`, with a follower for each task; all are judged together.
     - `tolerance`: the gap that counts as none. By default a millionth of how much f(x, ·) varies over Y at this x, or
       what rounding can make of f there if that is more.
     - `proof`: bound f*(x) from below by interval arithmetic: for followers of up to six variables by branch and bound,
@@ -171,6 +174,9 @@ def certify(
     for name in ("x", "y"):
         if not hasattr(solution, name):
             raise TypeError(f"solution must have the fields x and y, got {type(solution)}.")
+    if tasks and method is not None:
+        raise ValueError("certify(method=...) looks at one follower: leave out method, or tasks=True.")
+    problem = all_tasks(problem) if tasks else problem
     with double_precision():
         x = _inside("x", in_double(check_point("x", solution.x, may_be_empty=True)), problem.x_set)
         y = in_double(check_point("y", solution.y))
