@@ -13,6 +13,7 @@ import pytest
 import scipy.optimize
 
 import bilax
+from bilax.methods.indifferent import flat_where_it_matters
 
 COSTS = np.asarray([1.0, 1.5, 2.0, 4.0])
 
@@ -323,3 +324,16 @@ def test_every_call_may_follow_every_other_with_closed_over_numpy_arrays():
         [sys.executable, "-c", textwrap.dedent(PAIRS)], capture_output=True, text=True, timeout=600, check=False
     )
     assert out.stdout.strip() == "fine", out.stdout + out.stderr[-3000:]
+
+
+def test_units_of_the_follower_do_not_make_it_indifferent():
+    units = jnp.asarray([1e-3, 1.0, 1e3])
+    y, y0 = jnp.ones(3) / units, jnp.zeros(3)
+
+    def flat(lower):
+        problem = bilax.Problem(lambda x, y: jnp.asarray([1.0, 2.0, 3.0]) @ (units * y), lower)
+        return bool(flat_where_it_matters(problem, jnp.ones(3), y, y0, ()))
+
+    assert not flat(lambda x, y: jnp.sum((units * y - x) ** 2))
+    assert flat(lambda x, y: jnp.sum((units * y - x)[1:] ** 2))
+    assert flat(lambda x, y: jnp.sum(units * y - x) ** 2)

@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
@@ -81,8 +80,8 @@ def _values(problem: Problem, xs: PyTree, ys: PyTree, data: tuple[Any, ...]) -> 
 def flat_where_it_matters(problem: Problem, x: PyTree, y: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Array:
     """Whether f has no curvature at y along a direction that no constraint holds and that F cares about.
 
-    None beside the largest there, or beside what was met on the way from y0: a follower that has no minimum but goes
-    on falling for ever has less and less.
+    Each variable is measured by its own curvature, so that units do not matter; there, or what was met on the way from
+    y0: a follower that has no minimum but goes on falling for ever has less and less.
     """
     follower = problem.follower(problem.view(x, *data), data)
     flat, unravel = ravel_pytree(y)
@@ -96,11 +95,12 @@ def flat_where_it_matters(problem: Problem, x: PyTree, y: PyTree, y0: PyTree, da
     identity = jnp.eye(flat.size, dtype=flat.dtype)
     free = jax.vmap(lambda v: ravel_pytree(face(unravel(v)))[0])
     start = ravel_pytree(brought_inside(follower.y_set, y0))[0]
-    way = jnp.linalg.norm(flat - start)
-    met = jnp.linalg.norm(slope - lower(start)) / jnp.where(way > 0, way, 1)
-    scale = jnp.maximum(met, size)
-    held = jnp.where(scale > 0, scale, 1) * (identity - free(identity))
-    curvatures, directions = jnp.linalg.eigh(free(free(hessian).T) + held)
-    wanted = ravel_pytree(jax.grad(follower.upper)(y))[0]
-    along = jnp.where(jnp.abs(curvatures) <= FLAT * scale, wanted @ directions, 0)
-    return jnp.linalg.norm(along) > 1e-6 * optax.tree.norm(wanted)
+    moved = flat != start
+    met = jnp.where(moved, jnp.abs(slope - lower(start)) / jnp.where(moved, jnp.abs(flat - start), 1), 0)
+    own = jnp.maximum(met, jnp.abs(jnp.diag(hessian)))
+    unit = 1 / jnp.sqrt(jnp.where(own > 0, own, 1))
+    scaled = unit[:, None] * free(free(hessian).T) * unit
+    curvatures, directions = jnp.linalg.eigh(scaled + identity - free(identity))
+    wanted = unit * free(ravel_pytree(jax.grad(follower.upper)(y))[0][None])[0]
+    along = jnp.where(jnp.abs(curvatures) <= FLAT, wanted @ directions, 0)
+    return jnp.linalg.norm(along) > 1e-6 * jnp.linalg.norm(wanted)
