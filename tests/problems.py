@@ -102,3 +102,12 @@ def central_difference(function: Any, point: Any, direction: Any, h: float = 1e-
         return function(jax.tree.map(lambda a, b: a + t * b, point, direction))
 
     return (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+
+
+def one_sided_difference(function: Any, point: Any, direction: Any, h: float = 1e-5) -> Any:
+    """A third-order difference of `function` along `direction`, which looks ahead alone."""
+
+    def at(t):
+        return function(jax.tree.map(lambda a, b: a + t * b, point, direction))
+
+    return (-11 * at(0.0) + 18 * at(h) - 9 * at(2 * h) + 2 * at(3 * h)) / (6 * h)

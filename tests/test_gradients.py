@@ -10,7 +10,16 @@ import optax
 import pytest
 
 import bilax
-from tests.problems import Case, batched, central_difference, directions, neural, quadratic, toy
+from tests.problems import (
+    Case,
+    batched,
+    central_difference,
+    directions,
+    neural,
+    one_sided_difference,
+    quadratic,
+    toy,
+)
 
 K = 7
 EXACT = {
@@ -99,14 +108,17 @@ def test_exact_rules_agree_with_differences_and_each_other(case, dynamics, selec
         np.testing.assert_allclose(other_value, value, rtol=1e-12)
         assert_close(actual, expected, 1e-10)
 
-    pairs = []
+    pairs, inwards = [], case == "toy, bound active all along"
     for seed, which in itertools.product(range(2), (0, 1)):
         pair = [jax.tree.map(np.zeros_like, part) for part in (problem.x, problem.z)]
         pair[which] = directions((problem.x, problem.z)[which], seed)
+        # A start on the bound has a derivative towards the inside alone: beyond, it is brought back.
+        pair[1] = jax.tree.map(lambda leaf: -np.abs(leaf), pair[1]) if inwards else pair[1]
         pairs.append(tuple(pair))
     along = jax.tree.map(lambda *leaves: np.stack(leaves), *pairs)
     point = jax.tree.map(np.asarray, (problem.x, problem.z))
-    measured = central_difference(lambda pairs: np.asarray(values(pairs, problem.data)), point, along, 1e-5)
+    difference = one_sided_difference if inwards else central_difference
+    measured = difference(lambda pairs: np.asarray(values(pairs, problem.data)), point, along, 1e-5)
     claimed = [
         sum(np.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (expected, pair)), strict=True)) for pair in pairs
     ]
