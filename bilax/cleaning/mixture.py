@@ -151,5 +151,9 @@ def tune(x0: Leader, y0: PyTree, rows: Rows, steps: int = 30) -> tuple[Leader, P
     """The bilevel problem solved: L-BFGS for the follower, its implicit derivative, and L-BFGS for the leader."""
     found = solve(Problem(upper, lower), SolvedFollower(SOLVED, None), x0, y0, data=(rows,), steps=steps)
     if found.ended.failed:
-        warnings.warn(f"the leader's variables may not be tuned: {found.ended.message}", stacklevel=2)
+        warnings.warn(
+            f"penalty and noise were tuned for {found.steps} of {steps} steps, and may not be tuned to the end: there "
+            f"the labels hardly determine the model ({found.ended.name}). What was best till then is used.",
+            stacklevel=2,
+        )
     return found.x, found.y
