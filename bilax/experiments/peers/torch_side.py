@@ -8,7 +8,6 @@ projection; BOAT by `Problem.run_iter` with NGD and DI, and PTT and RAD.
 import importlib.metadata
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import orders
 import torch_problems
-
-Iterates = Iterator[tuple[Any, list[torch.Tensor]]]
-"""(what losses call, parameters) after each step of the follower"""
 
 
 class Unrolled:

@@ -6,7 +6,6 @@ code not. The judges compute in double precision with NumPy, so that they owe no
 """
 
 import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -333,11 +332,6 @@ def _judge_hyper_cleaning(parts: paper.Split, x: np.ndarray, y: Any) -> dict[str
 
     f1 = float(paper.detected(jnp.asarray(x), jnp.asarray(parts.noisy[0] == parts.train.labels))[2])
     return {"test error": error(parts.test), "held-out error": error(parts.held_out), "1 − F1": 1 - f1}
-
-
-def log_mean(values: np.ndarray) -> float:
-    """The geometric mean, for what is compared by its order of magnitude."""
-    return float(np.exp(np.mean(np.log(np.maximum(values, 1e-300))))) if np.isfinite(values).all() else math.inf
 
 
 PROBLEMS = {"Terms": QUADRATIC, "Signed": LOGISTIC, "Labelled": CLEANING}
