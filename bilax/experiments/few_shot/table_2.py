@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -97,24 +96,24 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """The rows and their settings. Proto Net was published with 64 filters. The last two tell what longer runs would
 give."""
-MAIN = tuple(METHODS)[:6]
-PLAN: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "cifar-fs-5-1": (tuple(METHODS), (0,)),
-    "cifar-fs-5-5": (MAIN, (0,)),
-    "omniglot-5-1": (MAIN, (0,)),
-    "omniglot-20-1": (MAIN, (0,)),
-    "cifar-fs-5-1-resnet12": (("IAPTT-GM", "RHG", "Proto Net"), (0,)),
-}
-"""The columns, with their rows and seeds."""
-AGAIN = {"cifar-fs-5-1": (MAIN, (1, 2))}
-"""More seeds, after all else."""
+MAIN, OTHERS = tuple(METHODS)[:6], tuple(METHODS)[6:]
+PLAN: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
+    ("cifar-fs-5-1", MAIN, (0,)),
+    ("omniglot-5-1", MAIN, (0,)),
+    ("omniglot-20-1", MAIN, (0,)),
+    ("cifar-fs-5-5", MAIN, (0,)),
+    ("cifar-fs-5-1", OTHERS, (0,)),
+    ("cifar-fs-5-1", MAIN, (1, 2)),
+    ("cifar-fs-5-1-resnet12", ("IAPTT-GM", "RHG", "Proto Net"), (0,)),
+)
+"""Columns, rows and seeds, in the order in which they are run."""
 DATA: dict[str, dict[str, Any]] = {
     "omniglot": {"rotations": True, "split": "vinyals"},
     "cifar-fs": {"distortions": True},
 }
 """How the data are taken; the same for all methods."""
-STEPS = {"convnet4": {5: 4000, 20: 2000}, "resnet12": {5: 1500}}
-"""Outer steps of every method of a column, by the number of classes; 4,000 where it does not say."""
+STEPS = {"convnet4": {5: 2500, 20: 1500}, "resnet12": {5: 1000}}
+"""Outer steps of every method of a column, by the number of classes; 2,500 where it does not say."""
 QUERIES = {20: 5}
 """Queries of each class, if not 15, by the number of classes: 100 in a 20-way task, where 5-way ones have 75."""
 
@@ -186,11 +185,13 @@ class Table2(Target):
     All methods of a column take the same number of outer steps, with Adam's rate falling to zero and gradients cut to
     the same length; what did best in validation is tested. How far a step goes is chosen before, on the validation
     classes, by IAPTT-GM, MAML and Proto Net each for its kind. Runs that are stored are read, and one that was broken
-    off goes on, so the command can be given again; all take about a day of one core. Other columns, such as
+    off goes on, so the command can be given again; all take some eight hours of one core. Other columns, such as
     mini-imagenet-5-1, where you have the data. --quick takes a few steps on scikit-learn's digits.
     """
 
-    columns: Annotated[tuple[str, ...], Arg(help="DATASET-WAY-SHOTS, with -resnet12 for that network")] = tuple(PLAN)
+    columns: Annotated[tuple[str, ...], Arg(help="DATASET-WAY-SHOTS, with -resnet12 for that network")] = tuple(
+        dict.fromkeys(column for column, _, _ in PLAN)
+    )
     methods: Annotated[tuple[str, ...], Arg(help="rows of the table; by default those that a column has")] = ()
     folder: Annotated[Path | None, Arg(help="where the data set is")] = None
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-2")
@@ -204,18 +205,20 @@ class Table2(Target):
         unknown = set(self.methods) - set(METHODS)
         if unknown:
             refuse(f"unknown methods {', '.join(sorted(unknown))}; known are {', '.join(METHODS)}.")
-        wanted = [Column.parse(text) for text in self.columns]
-        return [cell for plan in (PLAN, AGAIN) for column in wanted for cell in self._cells(column, plan)]
-
-    def _cells(self, column: Column, plan: dict[str, Any]) -> Iterator[Cell]:
-        labels, seeds = plan.get(column.name, (MAIN if plan is PLAN else (), (self.seed,)))
-        labels = [label for label in METHODS if label in labels and (not self.methods or label in self.methods)]
-        return (Cell(column, label, seed) for seed in seeds for label in labels)
+        columns = [Column.parse(text) for text in self.columns]
+        known = {name for name, _, _ in PLAN}
+        parts = [(Column.parse(name), labels, seeds) for name, labels, seeds in PLAN if name in self.columns]
+        parts += [(column, MAIN, (self.seed,)) for column in columns if column.name not in known]
+        cells = [Cell(column, label, seed) for column, labels, seeds in parts for seed in seeds for label in labels]
+        cells = [cell for cell in cells if not self.methods or cell.label in self.methods]
+        if not cells:
+            refuse(f"{', '.join(self.methods)}: no row of {', '.join(self.columns)}; try cifar-fs-5-1, which has all.")
+        return cells
 
     def config(self, cell: Cell, **changes: Any) -> FewShot:
         """The settings of one run; what is chosen on the validation classes is among `changes`."""
         column, label, seed = cell
-        steps = STEPS[column.backbone].get(column.way, 4000) * (2 if label.endswith("twice the steps") else 1)
+        steps = STEPS[column.backbone].get(column.way, 2500) * (2 if label.endswith("twice the steps") else 1)
         sizes: dict[str, Any] = {"outer_steps": steps, "validate_every": 250, "test_tasks": 1000}
         if KIND.get(METHODS[label]["method"]) == "whole":
             sizes["inner_steps"] = 5  # as in MAML's experiments
