@@ -108,7 +108,7 @@ PLAN: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
 )
 """Columns, rows and seeds, in the order in which they are run."""
 DATA: dict[str, dict[str, Any]] = {
-    "omniglot": {"rotations": True, "split": "vinyals"},
+    "omniglot": {"split": "vinyals"},
     "cifar-fs": {"distortions": True},
 }
 """How the data are taken; the same for all methods."""
