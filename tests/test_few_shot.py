@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn.linear_model import Ridge
 
 import bilax
@@ -665,10 +665,14 @@ def test_omniglots_official_test_is_run(tmp_path, capsys, monkeypatch):
         cli.main(["evaluate", str(out), "--omniglot-runs"])
     cli.main(["evaluate", str(out), "--omniglot-runs", "--folder", str(tmp_path / "moved")])
     assert f"{found.mean:.4f}" in capsys.readouterr().out
-    # Files of one's own are dark ink on paper, as those of training were.
-    picture = tmp_path / "own.png"
-    picture.write_bytes(drawing())
-    assert load_trained(out).read([picture]).mean() < 0.3 * 255
+    # Files of one's own are ink on paper, as those of training were, or chalk on a blackboard.
+    paper, board = tmp_path / "paper.png", tmp_path / "board.png"
+    paper.write_bytes(drawing())
+    with Image.open(paper) as picture:
+        ImageOps.invert(picture.convert("L")).save(board)
+    ink, chalk = load_trained(out).read([paper, board])
+    assert ink.mean() < 0.3 * 255
+    np.testing.assert_array_equal(ink, chalk)
 
 
 def test_a_folder_that_cannot_be_read_is_told(tmp_path, capsys, monkeypatch):

@@ -68,8 +68,8 @@ class DataSet:
     """that `classes` knows"""
     augment: Augment = distort
     """what --distortions does to training pictures"""
-    dark_is_one: bool = False
-    """whether dark ink on light paper counts as 1, not as 0"""
+    drawings: bool = False
+    """whether strokes count as 1 and what they are drawn on as 0, whichever of the two is dark"""
     own_test: tuple[str, Callable[[Path, int], list[Episode]]] | None = None
     """a file with the tasks of its official test, and what reads them: (path, pixels a side)"""
 
@@ -90,6 +90,7 @@ DATA_SETS = {
         examples=lambda _: load_digit_examples(),
         sizes=(600, 400, 300, 450),
         classes=lambda _: load_digit_tasks(),
+        drawings=True,
     ),
     "mnist": DataSet(
         licence="CC BY-SA 3.0",
@@ -133,7 +134,7 @@ DATA_SETS = {
         files=(FULL, SMALL),
         classes=load_omniglot,
         options=("rotations", "split"),
-        dark_is_one=True,
+        drawings=True,
         own_test=(RUNS, read_omniglot_runs),
     ),
     "cifar-fs": DataSet(

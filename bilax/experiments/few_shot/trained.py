@@ -75,12 +75,12 @@ class Trained(NamedTuple):
         return Classifier(self, names, found, targets.astype(np.int32))
 
     def read(self, files: Iterable[str | Path]) -> UInt8[np.ndarray, "n height width channels"]:
-        """Pictures in files as the network has seen those of training, where dark ink on paper may count as 1."""
+        """Pictures in files as the network has seen those of training: drawings as bright strokes on a dark ground."""
         height, width, channels = self.shape
         found = [decode(Path(path), (height, width), channels, str(path), FORMATS) for path in files]
         if not found:
             raise ValueError("files must name at least one picture.")
-        return 255 - np.stack(found) if entry(self.config.dataset).dark_is_one else np.stack(found)
+        return np.stack([bright_strokes(one) for one in found] if entry(self.config.dataset).drawings else found)
 
 
 class Classifier(NamedTuple):
@@ -133,6 +133,12 @@ def load_trained(folder: str | Path) -> Trained:
         raise ValueError(f"the config.json of {folder} is damaged: it makes no network ({error!r}).") from error
     x, z = load_learned(Path(folder), (learner.x0, learner.y0))
     return Trained(config, learner, method, x, z, (height, width, channels))
+
+
+def bright_strokes(drawing: UInt8[np.ndarray, "h w c"]) -> UInt8[np.ndarray, "h w c"]:
+    """The drawing, inverted if it is on light paper: its edge is mostly brighter than half."""
+    edge = np.concatenate([drawing[[0, -1]].reshape(-1), drawing[:, [0, -1]].reshape(-1)])
+    return 255 - drawing if np.median(edge) > 127 else drawing
 
 
 def start_for(z: PyTree, way: int) -> PyTree:
