@@ -966,7 +966,7 @@ def test_a_folder_without_a_few_shot_run_is_refused(verb, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-RUN = {"status": "step_limit", "steps": 4, "seconds": 60.0, "k_bar": 1, "test accuracy": 0.9, "± (95 %)": 0.01}
+RUN = {"status": "step_limit", "steps": 4, "seconds": 60.0, "mean_k_bar": 1, "test accuracy": 0.9, "± (95 %)": 0.01}
 RUN |= {"validation": [[2, 0.5], [4, 0.8]], "data_tag": "a"}
 
 
@@ -1198,3 +1198,13 @@ def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
     assert few_shot_command(*words, "--out", tmp_path / "run") == 2
     assert hint in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_classifier_with_a_hidden_layer_begins_without_an_opinion_and_is_penalised_whole():
+    learner = FewShot(**TINY | {"method": "ia-gm"}, hidden=3).learner(0)
+    assert isinstance(learner.y0, few_shot.TwoLayers)
+    features = np.ones((2, len(learner.y0.hidden.layers[0][0])), np.float32)
+    np.testing.assert_array_equal(learner.y0(features), 0)
+    weights = [np.asarray(leaf, float) for leaf in jax.tree.leaves(learner.y0)]
+    expected = sum(np.sum((w**2 + 1e-6) ** 0.25) for w in weights)
+    np.testing.assert_allclose(few_shot.LqPenalty(0.5, 1e-3, elementwise=True)(learner.y0), expected, rtol=1e-5)

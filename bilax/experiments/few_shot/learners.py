@@ -31,7 +31,7 @@ import bilax
 from bilax.datasets.episodes import Episode
 from bilax.models import Block, Dense
 
-Penalty = Callable[["Linear"], Any]
+Penalty = Callable[[Any], Any]
 Network = Callable[[Array], Float[Array, "n features"]]
 
 
@@ -43,6 +43,16 @@ class Linear(NamedTuple):
 
     def __call__(self, features: Float[Array, "n features"]) -> Float[Array, "n outputs"]:
         return features @ self.weight + self.bias
+
+
+class TwoLayers(NamedTuple):
+    """A classifier with a hidden layer: a follower that is not convex."""
+
+    hidden: Dense
+    last: Linear
+
+    def __call__(self, features: Float[Array, "n features"]) -> Float[Array, "n outputs"]:
+        return self.last(self.hidden(features))
 
 
 class Features(NamedTuple):
@@ -87,25 +97,34 @@ class LqPenalty(eqx.Module):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
 
-    def __call__(self, head: Linear) -> Any:
+    def __call__(self, head: Linear | TwoLayers) -> Any:
+        weights = jax.tree.leaves(head)
         if self.elementwise:
-            return self.weight * sum(jnp.sum((w**2 + self.epsilon**2) ** (self.q / 2)) for w in head)
-        squared = sum(jnp.sum(w**2) for w in head)
+            return self.weight * sum(jnp.sum((w**2 + self.epsilon**2) ** (self.q / 2)) for w in weights)
+        squared = sum(jnp.sum(w**2) for w in weights)
         # √ has no derivative at 0, where classifiers start; the norm's is taken as 0 there.
         norm = jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
         return self.weight * (norm + self.epsilon) ** (self.q / 2)
 
 
-def heads(network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty) -> Learner:
-    """One linear classifier per task on a shared representation; `example` holds inputs (n, ...) of one task."""
+def heads(
+    network: Network, example: Array, outputs: int, penalty: Penalty = no_penalty, hidden: Dense | None = None
+) -> Learner:
+    """One classifier per task on a shared representation, linear unless `hidden` is its first layer.
 
-    def predict(seen: Features, y: Linear, task: Episode) -> Array:
+    `example` holds inputs (n, ...) of one task.
+    """
+
+    def predict(seen: Features, y: Linear | TwoLayers, task: Episode) -> Array:
         return y(seen.query)
 
-    def lower(seen: Features, y: Linear, task: Episode) -> Any:
+    def lower(seen: Features, y: Linear | TwoLayers, task: Episode) -> Any:
         return loss(y(seen.support), task.support_targets) + penalty(y)
 
-    return _learner(predict, lower, _features, network, linear(network, example, outputs))
+    if hidden is None:
+        return _learner(predict, lower, _features, network, linear(network, example, outputs))
+    last = linear(lambda pictures: hidden(network(pictures)), example, outputs)
+    return _learner(predict, lower, _features, network, TwoLayers(hidden, last))
 
 
 def networks(

@@ -91,6 +91,7 @@ class FewShot(Experiment):
     backbone: Annotated[Literal["convnet4", "resnet12"], Arg(help="for pictures")] = "convnet4"
     filters: Annotated[int | None, Arg(help="k; 32 for convnet4 and 48 for resnet12 by default")] = None
     feature_scale: Annotated[float, Arg(help="convnet4: factor of the features at the start, learned from there")] = 1.0
+    hidden: Annotated[int | None, Arg(help="width of a hidden layer of each task's classifier; none by default")] = None
     way: Annotated[int, Arg(help="N, classes per task")] = 5
     shots: Annotated[int, Arg(help="M, examples of each class to learn from (in all, for sinusoids)")] = 1
     queries: Annotated[int, Arg(help="examples of each class to be judged by (in all, for sinusoids)")] = 15
@@ -114,11 +115,13 @@ class FewShot(Experiment):
 
     def check(self) -> None:
         super().check()
-        for name in ("filters", "validate_every", "patience"):
+        for name in ("filters", "hidden", "validate_every", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 option = name.replace("_", "-")
                 self.refuse(f"--{option} must be at least 1, got {value}.")
+        if self.hidden is not None and self.method in (*WHOLE, *ADAPTING, *SOLVED):
+            self.refuse(f"--hidden is for methods that fit a classifier to each task, not for {self.method}.")
         if self.filters is not None and self.filters > FILTERS:
             self.refuse(f"--filters must be at most {FILTERS}, got {self.filters}.")
         for name in ("rotations", "split"):
@@ -190,7 +193,8 @@ class FewShot(Experiment):
     def details(self, end: End) -> dict[str, Any]:
         best = None if end.validation is None else end.validation.best_point
         save_learned(end.folder, best or (end.solution.x, end.solution.z))
-        found = {"data_tag": self.data_tag()}
+        k_bars = np.asarray(end.solution.history.k_bar)
+        found = {"data_tag": self.data_tag(), "mean_k_bar": float(np.mean(k_bars[len(k_bars) // 2 :]))}
         if end.validation is None:
             return found | {"validation": []}
         values = (self._sign * value["value"] for value in end.validation.values)
@@ -266,7 +270,11 @@ class FewShot(Experiment):
             return few_shot.networks(network, example, outputs, self._penalty(), in_samples=self.method == "reptile")
         if self.method in ADAPTING:
             return self._adapting(few_shot.networks(network, example, outputs, self._penalty()))
-        return few_shot.heads(network, example, outputs, self._penalty())
+        if self.hidden is None:
+            return few_shot.heads(network, example, outputs, self._penalty())
+        features = jax.eval_shape(network, example).shape[1]
+        hidden = Dense(features, (self.hidden,), jax.random.fold_in(key, 1))
+        return few_shot.heads(network, example, outputs, self._penalty(), hidden)
 
     def _adapting(self, learner: Learner) -> Learner:
         """What the leader is of methods that learn how to adapt: first of all steps of the length α."""

@@ -302,7 +302,7 @@ class Table2(Target):
             refuse_to_replace(path)
         console.print(f"{cell.label}{words}, {cell.column.title}, seed {cell.seed}", style="bold")
         result = train_or_leave(config)
-        kept = ("status", "steps", "seconds", "k_bar", "validation", "data_tag")
+        kept = ("status", "steps", "seconds", "mean_k_bar", "validation", "data_tag")
         found = {name: result[name] for name in kept} | result["measures"]
         if not self.quick:
             save_json(path, config, found)
@@ -323,15 +323,15 @@ class Table2(Target):
                     f"{known[label].accuracy} ({known[label].source})" if label in known else "",
                     runs[0]["steps"],
                     f"{np.mean([run['seconds'] for run in runs]) / 60:.0f}",
-                    f"{np.mean([run['k_bar'] for run in runs]):.0f}",
+                    f"{np.mean([run['mean_k_bar'] for run in runs]):.1f}",
                 ]
                 for label, runs in rows.items()
             ]
-            headers = ["method", "test accuracy (%)", "seeds", "published", "steps", "minutes", "last k̄"]
+            headers = ["method", "test accuracy (%)", "seeds", "published", "steps", "minutes", "mean k̄"]
             show_table(column.title, headers, table)
         console.print(
             "± is a 95 % interval over tasks, and over seeds where there are several. Batch statistics are those of a "
-            "task with its queries (transductive), for all methods."
+            "task with its queries (transductive), for all methods. k̄ is the mean of the second half of a run."
         )
         self._show_paper(results["cells"])
         return [self._draw(cells)] if cells else []
