@@ -1203,7 +1203,7 @@ def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
 def test_a_classifier_with_a_hidden_layer_begins_without_an_opinion_and_is_penalised_whole():
     learner = FewShot(**TINY | {"method": "ia-gm"}, hidden=3).learner(0)
     assert isinstance(learner.y0, few_shot.TwoLayers)
-    features = np.ones((2, len(learner.y0.hidden.layers[0][0])), np.float32)
+    features = jnp.ones((2, len(learner.y0.hidden.layers[0][0])), jnp.float32)
     np.testing.assert_array_equal(learner.y0(features), 0)
     weights = [np.asarray(leaf, float) for leaf in jax.tree.leaves(learner.y0)]
     expected = sum(np.sum((w**2 + 1e-6) ** 0.25) for w in weights)
