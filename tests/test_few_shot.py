@@ -43,6 +43,7 @@ from bilax.experiments.few_shot.run import FewShot, load_learned, save_learned
 from bilax.experiments.few_shot.table_2 import METHODS as TABLE_2
 from bilax.experiments.few_shot.table_2 import Table2
 from bilax.experiments.few_shot.trained import load_trained, omniglot_runs, start_for
+from bilax.experiments.few_shot.truncation import Truncation
 from bilax.experiments.runner import End, Experiment
 from bilax.gradient.tasks import tasks_at_once
 from bilax.models import ConvNet4, Dense
@@ -966,7 +967,14 @@ def test_a_folder_without_a_few_shot_run_is_refused(verb, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-RUN = {"status": "step_limit", "steps": 4, "seconds": 60.0, "mean_k_bar": 1, "test accuracy": 0.9, "± (95 %)": 0.01}
+RUN: dict[str, Any] = {
+    "status": "step_limit",
+    "steps": 4,
+    "seconds": 60.0,
+    "mean_k_bar": 1.0,
+    "test accuracy": 0.9,
+    "± (95 %)": 0.01,
+}
 RUN |= {"validation": [[2, 0.5], [4, 0.8]], "data_tag": "a"}
 
 
@@ -1201,10 +1209,32 @@ def test_wrong_words_get_a_hint(words, hint, capsys, tmp_path):
 
 
 def test_a_classifier_with_a_hidden_layer_begins_without_an_opinion_and_is_penalised_whole():
-    learner = FewShot(**TINY | {"method": "ia-gm"}, hidden=3).learner(0)
+    learner = dataclasses.replace(FewShot(**TINY), method="ia-gm", hidden=3).learner(0)
     assert isinstance(learner.y0, few_shot.TwoLayers)
     features = jnp.ones((2, len(learner.y0.hidden.layers[0][0])), jnp.float32)
     np.testing.assert_array_equal(learner.y0(features), 0)
     weights = [np.asarray(leaf, float) for leaf in jax.tree.leaves(learner.y0)]
     expected = sum(np.sum((w**2 + 1e-6) ** 0.25) for w in weights)
     np.testing.assert_allclose(few_shot.LqPenalty(0.5, 1e-3, elementwise=True)(learner.y0), expected, rtol=1e-5)
+
+
+def test_truncation_is_compared_along_each_line(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def train(config):
+        asked.append(config)
+        accuracy = 0.5 if config.method == "iaptt-gm" and config.step_size == 3 else 0.4
+        return RUN | {"validation": [[4, accuracy]]}
+
+    monkeypatch.setattr(FewShot, "train", train)
+    target = Truncation(out=tmp_path, runs=tmp_path)
+    results = target.compute()
+    # What is changed back to the default is not run twice: 5 + 3 + 2 + 3 settings, of which 4 are one.
+    assert len(asked) == 3 * 10
+    assert len({config.out for config in asked}) == len(asked)
+    target.compute()
+    assert len(asked) == 3 * 10
+    assert [claim.held for claim in target.claims(results)] == [True, False, False, False]
+    (figure,) = dataclasses.replace(target, redraw=True).show(target.stored())
+    assert figure.exists()
+    assert "50.0" in capsys.readouterr().out

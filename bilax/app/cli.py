@@ -51,6 +51,10 @@ COMMANDS = {
             "bilax.experiments.stochastic.compare:CompareCleaning",
             "the paper's hyper-cleaning by mini-batches: all methods for the same time",
         ),
+        "truncation": (
+            "bilax.experiments.few_shot.truncation:Truncation",
+            "IAPTT-GM with and without truncation, as the follower of few-shot tasks gets harder",
+        ),
     },
     "reproduce": {
         "figure-1": ("bilax.experiments.toy.figures:Figure1", "error curves from three starts, and basin maps"),
