@@ -19,7 +19,7 @@ import optax
 import pytest
 
 import bilax
-from bilax.run import checkpoint
+from bilax.run import checkpoint, chunks
 from bilax.run.checkpoint import steps_saved
 from bilax.run.chunks import CAPACITY
 from tests.problems import toy
@@ -50,6 +50,26 @@ def assert_same(a, b):
 
 def test_chunks_give_the_same_bits_as_one_call():
     assert_same(run(), run(callbacks=[lambda state, history: None]))
+
+
+def test_a_chunk_takes_the_memory_of_the_one_before_and_nothing_of_the_users(tmp_path, monkeypatch):
+    problem, x0, y0, step_size, _ = toy()
+    given, seen, advance = [], [], chunks._advance
+
+    def watched(loop, state, *others):
+        given.append(state)
+        return advance(loop, state, *others)
+
+    monkeypatch.setattr(chunks, "_advance", watched)
+    bilax.solve(
+        problem, bilax.iaptt_gm(4, step_size), x0, y0, steps=4, callbacks=[lambda state, _: seen.append(state)],
+        saving=bilax.Saving(tmp_path, every_steps=1),
+    )  # fmt: skip
+    assert len(given) > 4  # what the next step gives is saved too
+    assert all(leaf.is_deleted() for state in given for leaf in jax.tree.leaves(state))
+    assert (float(x0), float(y0)) == (5.0, 1.0)
+    assert len({float(state.x) for state in seen}) == len(seen) > 1
+    assert all(np.isfinite(state.good.upper) for state in seen)
 
 
 def test_an_iterable_of_batches_equals_the_same_data_traced(tmp_path):

@@ -22,10 +22,13 @@ OURS = ("bilax", "optax")
 a global variable that has changed since, so it equals itself alone"""
 
 
-def compiled(function: Callable[..., Any], nan_is_meant: bool = False, **options: Any) -> Callable[..., Any]:
+def compiled(
+    function: Callable[..., Any], nan_is_meant: bool = False, donated: int | None = None, **options: Any
+) -> Callable[..., Any]:
     """`jax.jit` with `options`, traced in the arrays among the leaves of its arguments and static in all others.
 
-    With `nan_is_meant` a NaN in what it returns is no error, also where `jax_debug_nans` is set.
+    With `nan_is_meant` a NaN in what it returns is no error, also where `jax_debug_nans` is set. The memory of the
+    argument number `donated` is used for what it returns, and that argument is gone.
     """
     programs: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDict()
     lock = threading.Lock()
@@ -42,7 +45,7 @@ def compiled(function: Callable[..., Any], nan_is_meant: bool = False, **options
             while len(programs) > KEPT:
                 programs.popitem(last=False)
         with jax.debug_nans(False) if nan_is_meant else contextlib.nullcontext():
-            found, rest = program(arrays)
+            found, rest = program(*_apart(arrays, args, donated))
         return eqx.combine(found, rest.value)
 
     return call
@@ -57,14 +60,25 @@ class _Rest(eqx.Module):
 def _program(function: Callable[..., Any], structure: Any, others: list[Any], options: Any) -> Callable[..., Any]:
     """A jitted function that nobody else holds: JAX frees what it knows of it when it is dropped."""
 
-    def run(arrays):
+    def run(given, arrays):
+        arrays = [one if other is None else other for one, other in zip(given, arrays, strict=True)]
         leaves = [other if array is None else array for array, other in zip(arrays, others, strict=True)]
         args, kwargs = jax.tree.unflatten(structure, leaves)
         found, rest = eqx.partition(function(*args, **kwargs), eqx.is_array)
         return found, _Rest(rest)
 
     run.__name__, run.__qualname__ = function.__name__, function.__qualname__
-    return jax.jit(run, **options)
+    return jax.jit(run, donate_argnums=0, **options)
+
+
+def _apart(arrays: list[Any], args: tuple[Any, ...], donated: int | None) -> tuple[list[Any], list[Any]]:
+    """The arrays of the donated argument, and the others; None in the places of the rest."""
+    if donated is None:
+        return [None] * len(arrays), arrays
+    first = len(jax.tree.leaves(args[:donated]))
+    last = first + len(jax.tree.leaves(args[donated]))
+    given = [array if first <= i < last else None for i, array in enumerate(arrays)]
+    return given, [None if first <= i < last else array for i, array in enumerate(arrays)]
 
 
 def _meaning(value: Any, above: tuple[Any, ...] = ()) -> Any:

@@ -37,12 +37,23 @@ CAPACITY = 1 << 16
 
 
 def _begin_typed(*arguments: Any) -> State:
-    """With types that are those of what was saved, so that a run that goes on needs no program of its own."""
-    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), begin(*arguments))
+    """With types that are those of what was saved, so that a run that goes on needs no program of its own.
+
+    Copied, for JAX hands on what a program returns as it got it: x0 itself would be in the state, and in two places.
+    """
+    return jax.tree.map(lambda leaf: jnp.copy(jax.lax.convert_element_type(leaf, leaf.dtype)), begin(*arguments))
 
 
-# There is NaN where nothing has been recorded.
-_begin, _advance, _finish = (compiled(part, nan_is_meant=True) for part in (_begin_typed, advance, finish))
+# There is NaN where nothing has been recorded. A chunk's end takes the memory of its beginning: a large state is held
+# once.
+_begin, _finish = (compiled(part, nan_is_meant=True) for part in (_begin_typed, finish))
+_advance = compiled(advance, nan_is_meant=True, donated=1)
+
+
+def _copied(tree: PyTree) -> PyTree:
+    """With memory of its own, which may be given away."""
+    with jax.debug_nans(False):
+        return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, tree)
 
 
 class Plan(NamedTuple):
@@ -238,7 +249,7 @@ class _Drive:
 
     def snapshot(self) -> Snapshot:
         """The state as callbacks see it."""
-        x, z, good = *self.loop.algorithm.point(self.state.carry), self.state.good
+        x, z, good = _copied((*self.loop.algorithm.point(self.state.carry), self.state.good))
         if jax.process_count() > 1:  # a callback computes by itself
             x, z, good = whole((x, z, good))
         fixed = self.plan.fixed
@@ -311,7 +322,7 @@ class _Drive:
 
     def _next_step(self) -> dict[str, float]:
         """What the next outer step gives, computed and not taken."""
-        after, entry = _advance(self.loop, self.state, *self._chunk(1, self._room(self.batch)))
+        after, entry = _advance(self.loop, _copied(self.state), *self._chunk(1, self._room(self.batch)))
         point = self.loop.algorithm.point
         moves = zip(point(after.carry), point(self.state.carry), strict=True)
         x, z = (_distance(*whole(pair)) for pair in moves)
