@@ -71,6 +71,80 @@ def test_penalties_of_a_ridge_regression_against_scipy():
     assert solution.history.follower_steps[0] > 0
 
 
+def folds():
+    """Ridge regression with three folds, a penalty for each of two groups of features; the closed form as judge."""
+    rng = np.random.default_rng(1)
+    inputs = rng.normal(size=(24, 4))
+    answers = inputs @ np.asarray([1.0, -2.0, 0.1, 0.0]) + rng.normal(size=24)
+    held = (np.arange(24) % 3 == np.arange(3)[:, None]).astype(float)
+    group = np.asarray([0, 0, 1, 1])
+    problem = bilax.Problem(
+        lambda x, y, rest, held: jnp.vdot(held, (inputs @ y - answers) ** 2) / jnp.sum(held),
+        lambda x, y, rest, held: jnp.vdot(rest, (inputs @ y - answers) ** 2) + jnp.sum(jnp.exp(x)[group] * y**2),
+        bilax.Box(-8.0, 6.0),
+    )
+
+    def judge(x):
+        """The error of cross-validation, its gradient, and the weights of each fold."""
+        values, slopes, weights = [], [], []
+        for out in held.astype(bool):
+            A, penalties = inputs[~out], np.exp(x)[group]
+            system = A.T @ A + np.diag(penalties)
+            w = np.linalg.solve(system, A.T @ answers[~out])
+            errors = inputs[out] @ w - answers[out]
+            pulled = np.linalg.solve(system, 2 * inputs[out].T @ errors / out.sum())
+            values.append(np.mean(errors**2))
+            slopes.append(np.bincount(group, -penalties * w * pulled))
+            weights.append(w)
+        return np.mean(values), np.mean(slopes, axis=0), np.asarray(weights)
+
+    return problem, (1 - held, held), judge
+
+
+def test_each_fold_of_a_cross_validation_is_solved_by_itself():
+    problem, data, judge = folds()
+    solution = bilax.solve(
+        problem, bilax.auto(), np.full(2, -2.0), np.zeros(4), data=data, tasks=True,
+        record=lambda x, z, info: (x, info.slope),
+    )  # fmt: skip
+    best = scipy.optimize.minimize(lambda x: judge(x)[:2], solution.x, jac=True, bounds=[(-8, 6)] * 2, tol=1e-12)
+    assert solution.status is bilax.Status.converged
+    assert "Each of 3 tasks by itself: 4 follower variables: Newton" in str(solution.plan)
+    value, _, weights = judge(np.asarray(solution.x, float))
+    np.testing.assert_allclose(value, best.fun, rtol=1e-8)
+    np.testing.assert_allclose(solution.upper, value, rtol=1e-6)
+    np.testing.assert_allclose(solution.y, weights, rtol=1e-5, atol=1e-6)
+    lower = [problem.lower(solution.x, w, *fold) for w, fold in zip(weights, zip(*data, strict=True), strict=True)]
+    np.testing.assert_allclose(solution.lower, sum(lower), rtol=1e-6)
+    slopes = np.asarray([judge(np.asarray(x, float))[1] for x in solution.history.record[0]])
+    assert np.linalg.norm(slopes[0]) > 0.01
+    np.testing.assert_allclose(solution.history.record[1], slopes, rtol=1e-5, atol=1e-7)
+
+
+def test_several_minima_of_a_later_task_are_seen():
+    # Of the second task alone the follower is a double well, whose left side is lower and whose right side y0 is in.
+    problem = bilax.Problem(
+        lambda x, y, depth: (x - y) ** 2, lambda x, y, depth: depth * (y**2 - 1) ** 2 + (y + 0.1) ** 2
+    )
+    solution = bilax.solve(problem, bilax.auto(), 0.0, 0.9, data=(np.asarray([0.0, 4.0]),), tasks=True)
+    assert "several minima" in str(solution.plan)
+    right = scipy.optimize.minimize_scalar(
+        lambda y: 4 * (y**2 - 1) ** 2 + (y + 0.1) ** 2, bounds=(-2, 0), method="bounded", options={"xatol": 1e-9}
+    )
+    np.testing.assert_allclose(solution.y, [-0.1, right.x], atol=1e-4)
+    np.testing.assert_allclose(solution.x, np.mean(solution.y), atol=1e-4)
+
+
+def test_a_curved_leader_set_takes_all_tasks_as_one_follower():
+    problem = bilax.Problem(
+        lambda x, y, mean: jnp.sum((y - 3) ** 2), lambda x, y, mean: jnp.sum((y - x - mean) ** 2), bilax.Ball(1.0)
+    )
+    data = (np.asarray([0.0, 0.5]),)
+    solution = bilax.solve(problem, bilax.auto(), np.zeros(2), np.zeros(2), data=data, tasks=True, steps=200)
+    np.testing.assert_allclose(solution.x, np.full(2, np.sqrt(0.5)), atol=1e-3)
+    np.testing.assert_allclose(solution.y, solution.x + data[0][:, None], atol=1e-4)
+
+
 def test_several_minima_are_seen_and_the_lowest_counts():
     """The follower's left well is the lower one for x > 0; y0 lies in the right one."""
     problem = bilax.Problem(

@@ -5,6 +5,7 @@ import numpy as np
 
 import bilax
 from bilax.methods.remarks import on_bounds, solved_anew
+from bilax.methods.solved_follower import SolvedFollower
 
 
 def test_leader_variables_on_their_bounds_are_named():
@@ -22,13 +23,14 @@ def test_a_follower_that_ends_elsewhere_when_solved_anew_is_told():
     """The wells of (y² − 1)² + x y lie near ±1; F wants the left one, and y0 is in the right one."""
     problem = bilax.Problem(lambda x, y: (y + 1.0) ** 2, lambda x, y: (y**2 - 1.0) ** 2 + x * y)
     method = bilax.Method(50, bilax.Newton(), derivative=bilax.Implicit(), start="warm", follower_tolerance=1e-9)
+    algorithm = SolvedFollower(method, None)
     wells = np.sort(np.roots([4.0, 0.0, -4.0, 0.1]).real)  # f' = 4y³ − 4y + x at x = 0.1
     history = bilax.History(*[np.asarray([3.0])] * 6)
     solution = bilax.Solution(
         x=np.asarray(0.1), y=wells[0], z=wells[0], upper=(wells[0] + 1) ** 2, lower=0.0, residual=0.0, k_bar=0,
         status=bilax.Status.converged, steps=1, history=history,
     )  # fmt: skip
-    said = solved_anew(problem, method, solution, jnp.asarray(0.9), ())
+    said = solved_anew(problem, algorithm, solution, jnp.asarray(0.9), ())
     assert said is not None
     assert f"F = {(wells[2] + 1) ** 2:.6g}" in said
-    assert solved_anew(problem, method, solution, jnp.asarray(-0.9), ()) is None
+    assert solved_anew(problem, algorithm, solution, jnp.asarray(-0.9), ()) is None

@@ -36,6 +36,8 @@ LANES = 24
 """leader starts where one costs little"""
 FEW = 4
 """leader starts where one costs more"""
+LOOKED = 5
+"""tasks, the first ones, whose followers are surveyed and looked at again in the end"""
 ROUNDS = 4
 """how often, where there are many, some coordinates of the best are drawn anew"""
 
@@ -60,15 +62,31 @@ class Auto(eqx.Module):
         """Whether to compute in double precision inside: where it is small enough, on the CPU."""
         return jax.default_backend() == "cpu" and optax.tree.size((x0, y0)) <= SMALL
 
+    def by_task(self, problem: Problem, x0: PyTree) -> bool:
+        """Whether each task's follower is solved by itself; else all of them are one follower."""
+        return _has_flat_faces(problem, x0)
+
     def prepare(
-        self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...], steady: bool, alone: bool
+        self,
+        problem: Problem,
+        x0: PyTree,
+        y0: PyTree,
+        data: tuple[Any, ...],
+        steady: bool,
+        alone: bool,
+        tasks: bool = False,
     ) -> tuple[Any, Chosen]:
-        """An algorithm for this problem, and why it. `steady`: the data stay the same; `alone`: no starts beside x0."""
+        """An algorithm for this problem, and why it. `steady`: the data stay the same; `alone`: no starts beside x0.
+
+        `tasks`: y0 and the data have a leading axis, one entry per task, and the problem is that of one task.
+        """
         if not steady:
             return _for_samples(problem, x0, y0, data)
+        together, looked = optax.tree.size(y0), _looked_at((y0, data), tasks)
+        y0, data = looked[0]
         size, reasons = optax.tree.size(y0), []
         solver, why = choose_solver(problem, x0, y0, data)
-        reasons.append(why)
+        reasons.append(f"Each of {together // size} tasks by itself: {why}" if tasks else why)
         tolerance = 1e-8 if dtype_of(y0) == jnp.float64 else 1e-4
         method = Method(
             300 if isinstance(solver, Newton) else 5000,
@@ -78,7 +96,9 @@ class Auto(eqx.Module):
             follower_tolerance=tolerance,
         )
         count = _count(y0)
-        others = survey_minima(problem, solver, x0, y0, data).others if size <= DENSE else None
+        others = None
+        if size <= DENSE:
+            others = max(survey_minima(problem, solver, x0, *one).others for one in looked)
         if others:
             starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, count, 1)
             method = eqx.tree_at(lambda m: m.dynamics, method, SeveralStarts(solver, starts))
@@ -94,10 +114,10 @@ class Auto(eqx.Module):
                 "The follower is large: it is solved from y0 and goes on from its last answer as x moves; other minima "
                 "are not looked for."
             )
-        if not jax.tree.leaves(x0) or tangent(problem.x_set, x0, 1.0) is None:
+        if not _has_flat_faces(problem, x0):
             reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")
             return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))
-        lanes = (LANES if size <= NEWTON else FEW) if max(size, optax.tree.size(x0)) <= DENSE else 1
+        lanes = (LANES if together <= NEWTON else FEW) if max(together, optax.tree.size(x0)) <= DENSE else 1
         lanes = 1 if alone else lanes
         more = _spread(problem.x_set, x0, lanes - 1, 2) if lanes > 1 else None
         lean = 0.0
@@ -111,38 +131,34 @@ class Auto(eqx.Module):
             + (f", and {rounds} times from around the best." if rounds else ".")
         )
         plan = Chosen(tuple(reasons))
-        return SolvedFollower(method, more, rounds, lean=lean), plan
+        return SolvedFollower(method, more, rounds, lean=lean, tasks=tasks), plan
 
     def review(
         self, problem: Problem, algorithm: Any, y0: PyTree, solution: Any, data: tuple[Any, ...], plan: Chosen
     ) -> tuple[Any, Chosen] | None:
         """Looks for a lower follower where the run ended; if there is one, what to run in its place."""
-        if not isinstance(algorithm, SolvedFollower) or optax.tree.size(solution.y) > DENSE:
+        if not isinstance(algorithm, SolvedFollower):
+            return None
+        x, y = jax.tree.map(jnp.asarray, eqx.filter((solution.x, solution.y), eqx.is_inexact_array))
+        looked = _looked_at((y, y0, data), algorithm.tasks)
+        if optax.tree.size(looked[0][0]) > DENSE:
             return None
         if solution.ended.name == "linear_solve_failed" and not algorithm.lean:
-            return _once_more_optimistic(problem, algorithm, y0, solution, data, plan)
+            return _once_more_optimistic(problem, algorithm, x, looked[0][1], looked[0][2], plan)
         if solution.ended.failed:
             return None
         method, several = algorithm.method, isinstance(algorithm.method.dynamics, SeveralStarts)
         solver: Any = method.dynamics.dynamics if several else method.dynamics  # pyright: ignore
-        x, y = jax.tree.map(jnp.asarray, eqx.filter((solution.x, solution.y), eqx.is_inexact_array))
-        y_set = problem.set_of_y(problem.view(x, *data))
-        if not algorithm.lean and bool(flat_where_it_matters(problem, x, y, y0, data)):
+        if not algorithm.lean and any(bool(flat_where_it_matters(problem, x, *one)) for one in looked):
             return algorithm, plan.and_then(
                 "At the end the follower has no curvature along a direction that F cares about: it is indifferent, or "
                 "has no minimum, and goes on falling for ever. Bound y by y_set, or use bilax.solve_global."
             )
-        # In the shapes of the survey, so that nothing is compiled anew.
-        count = _count(y)
-        starts = jax.tree.map(
-            lambda leaf: leaf.reshape(_PLACES, count, *leaf.shape[1:]), _spread(y_set, y, _PLACES * count, 5)
-        )
-        xs = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), x)
-        found = jax.device_get(_solve_from(problem, solver, xs, y, starts, data))
-        here = float(solution.lower)
-        gap = here - float(np.min(found.totals))
-        if not gap > 1e-6 * float(np.ptp(found.before[np.isfinite(found.before)])) + 1e-9 * abs(here):
+        gaps = [_gap(problem, solver, x, y, data) for y, _, data in looked]
+        gap, (y, _, data) = max(gaps), looked[int(np.argmax(gaps))]
+        if not gap:
             return None
+        count, y_set = _count(y), problem.set_of_y(problem.view(x, *data))
         if several:
             return algorithm, plan.and_then(
                 f"At the end a follower that is lower by {gap:.3g} was found, though {count + 1} starts were tried: "
@@ -255,12 +271,11 @@ def _for_the_indifferent(
 
 
 def _once_more_optimistic(
-    problem: Problem, algorithm: SolvedFollower, y0: PyTree, solution: Any, data: tuple[Any, ...], plan: Chosen
+    problem: Problem, algorithm: SolvedFollower, x: PyTree, y0: PyTree, data: tuple[Any, ...], plan: Chosen
 ) -> tuple[Any, Chosen] | None:
-    """For a run that ended where the follower has no single response."""
-    x = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], eqx.filter(solution.x, eqx.is_inexact_array))
-    starts = _spread(problem.set_of_y(problem.view(jax.tree.map(lambda leaf: leaf[0], x), *data)), y0, _count(y0), 1)
-    weight = variation(problem, x, starts, data).weight
+    """For a run that ended, at x, where the follower has no single response."""
+    starts = _spread(problem.set_of_y(problem.view(x, *data)), y0, _count(y0), 1)
+    weight = variation(problem, jax.tree.map(lambda leaf: leaf[None], x), starts, data).weight
     if not weight:
         return None
     why = "The linear system had no solution, as where a follower is indifferent along a direction that F cares about."
@@ -318,6 +333,32 @@ def survey_minima(problem: Problem, solver: Any, x0: PyTree, y0: PyTree, data: t
     others = int(np.max(np.sum(found.solved & ((found.hills > floor) | (above > floor)), axis=1)))
     first = [np.asarray(leaf)[0].reshape(found.solved.shape[1], -1) for leaf in jax.tree.leaves(found.ends)]
     return Survey(others, float(np.mean(found.solved)), np.concatenate(first, axis=1)[found.solved[0]])
+
+
+def _gap(problem: Problem, solver: Any, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> float:
+    """By how much the lowest of several descents ended below y; 0.0 where it is no more than rounding may do."""
+    # In the shapes of the survey, so that nothing is compiled anew.
+    starts = _spread(problem.set_of_y(problem.view(x, *data)), y, _PLACES * _count(y), 5)
+    starts = jax.tree.map(lambda leaf: leaf.reshape(_PLACES, _count(y), *leaf.shape[1:]), starts)
+    xs = jax.tree.map(lambda leaf: jnp.stack([leaf] * _PLACES), x)
+    found = jax.device_get(_solve_from(problem, solver, xs, y, starts, data))
+    here = float(found.before[0, 0])
+    gap = here - float(np.min(found.totals))
+    floor = 1e-6 * float(np.ptp(found.before[np.isfinite(found.before)])) + 1e-9 * abs(here)
+    return gap if gap > floor else 0.0
+
+
+def _looked_at(trees: PyTree, tasks: bool) -> list[PyTree]:
+    """Those of the first tasks, each by itself; without tasks the trees themselves."""
+    if not tasks:
+        return [trees]
+    count = min(LOOKED, len(jax.tree.leaves(trees)[0]))
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], trees) for i in range(count)]
+
+
+def _has_flat_faces(problem: Problem, x0: PyTree) -> bool:
+    """Whether there is a leader, and its X has flat faces: what a line search along them needs."""
+    return bool(jax.tree.leaves(x0)) and tangent(problem.x_set, x0, 1.0) is not None
 
 
 def _count(y0: PyTree) -> int:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from bilax.gradient.method import Method
-from bilax.gradient.phi import approximate
+from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import bounds
@@ -36,13 +35,15 @@ def on_bounds(problem: Problem, x: PyTree) -> str | None:
     return f"{len(held)} of {count} leader variables ended on a bound of X: {names}. If X was a guess, widen it."
 
 
-def solved_anew(problem: Problem, method: Method, solution: Any, y0: PyTree, data: tuple[Any, ...]) -> str | None:
+def solved_anew(
+    problem: Problem, algorithm: SolvedFollower, solution: Any, y0: PyTree, data: tuple[Any, ...]
+) -> str | None:
     """Whether the follower, solved at the final x from the caller's y0, gives another F; None where it does not.
 
     A run follows one minimum from x to x. With several, solving again from y0 may well end in another.
     """
     x = jax.tree.map(jnp.asarray, eqx.filter(solution.x, eqx.is_inexact_array))
-    upper, lower = (float(number) for number in _solve(problem, method, x, y0, data))
+    upper, lower = (float(number) for number in _solve(problem, algorithm, x, y0, data))
     gained = float(solution.history.upper[0]) - float(solution.upper) if len(solution.history.upper) else 0.0
     if abs(upper - float(solution.upper)) <= 0.01 * abs(gained) + 1e-6 * abs(upper):
         return None
@@ -54,6 +55,6 @@ def solved_anew(problem: Problem, method: Method, solution: Any, y0: PyTree, dat
 
 
 @quick_jit
-def _solve(problem: Problem, method: Method, x: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Any:
-    upper, info = approximate(problem, method)(x, y0, *data)
-    return upper, info.lower
+def _solve(problem: Problem, algorithm: SolvedFollower, x: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Any:
+    found = algorithm.evaluate(problem, x, y0, data)
+    return found.value, found.lower

@@ -88,6 +88,8 @@ class SolvedFollower(eqx.Module):
     memory: int = 40
     lean: float = 0.0
     """the weight of F in what the follower minimises, so that ties go to the leader"""
+    tasks: bool = False
+    """whether y and the data have a leading axis, one entry per task: F is the mean over them, f the sum"""
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Carry:
         starts = jax.tree.map(lambda leaf: leaf[None], x0)
@@ -144,17 +146,22 @@ class SolvedFollower(eqx.Module):
 
         return jax.vmap(one)(jnp.arange(carry.searches.done.size), carry.starts, carry.searches)
 
-    def _evaluate(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Found:
+    def evaluate(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Found:
+        """Φ and its slope at x, the follower solved from y."""
         phi = approximate(optimistic(problem, self.lean), self.method)
-        (value, info), slope = jax.value_and_grad(phi, has_aux=True)(x, y, *data)
-        flat = ravel_pytree(slope)[0]
-        lower = info.lower - self.lean * value
+
+        def of_one(y, *data):
+            (value, info), slope = jax.value_and_grad(phi, has_aux=True)(x, y, *data)
+            lower = info.lower - self.lean * value
+            return Found((), value, ravel_pytree(slope)[0], info.y, lower, info.residual, info.steps, info.solved)
+
+        # One task after the other: side by side, each would take the steps and the ways of all.
+        found = _joined(jax.lax.map(lambda own: of_one(*own), (y, *data))) if self.tasks else of_one(y, *data)
         # A slope that is not to be had is as bad as a value that is not.
-        value = jnp.where(jnp.all(jnp.isfinite(flat)), value, jnp.inf)
-        return Found(x, value, flat, info.y, lower, info.residual, info.steps, info.solved)
+        return found._replace(x=x, value=jnp.where(jnp.all(jnp.isfinite(found.slope)), found.value, jnp.inf))
 
     def _begin(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Search:
-        here = self._evaluate(problem, x, y, data)
+        here = self.evaluate(problem, x, y, data)
         flat, kind = ravel_pytree(x)[0], here.value.dtype
         alpha, zero = _first_length(here), jnp.zeros((), kind)
         pairs = no_pairs(self.memory, flat)
@@ -168,7 +175,7 @@ class SolvedFollower(eqx.Module):
         here, length = search.here, search.length
         flat, unravel = ravel_pytree(here.x)
         point = problem.x_set.project(unravel(flat + length * search.direction))
-        trial = self._evaluate(problem, point, here.y, data)
+        trial = self.evaluate(problem, point, here.y, data)
         promise = search.direction @ here.slope
         rounding = 4 * jnp.finfo(flat.dtype).eps * jnp.abs(here.value)
         enough = jnp.isfinite(trial.value) & (trial.value <= here.value + 1e-4 * length * promise + rounding)
@@ -232,6 +239,18 @@ class SolvedFollower(eqx.Module):
             fresh=jnp.asarray(False),
             done=search.done | arrived | (search.failures >= 3) | ~jnp.isfinite(gain + search.here.value),
         )
+
+
+def _joined(each: Found) -> Found:
+    """What was found of each task, as of one follower."""
+    return each._replace(
+        value=jnp.mean(each.value),
+        slope=jnp.mean(each.slope, axis=0),
+        lower=jnp.sum(each.lower),
+        residual=jnp.linalg.norm(each.residual),
+        steps=jnp.max(each.steps),
+        solved=jnp.all(each.solved),
+    )
 
 
 def _best(carry: Carry) -> Array:

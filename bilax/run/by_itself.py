@@ -15,6 +15,7 @@ from bilax.gradient.implicit import DENSE
 from bilax.methods.auto import Auto
 from bilax.methods.remarks import on_bounds, solved_anew
 from bilax.methods.solved_follower import SolvedFollower
+from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.minibatches import Draws, of_start
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
@@ -24,7 +25,7 @@ from bilax.run.data import Batches
 from bilax.run.loop import Loop, Record
 from bilax.run.options import RunOptions
 from bilax.run.solution import BilevelError, Solution, Status
-from bilax.run.start import joined_record, joined_tasks, start
+from bilax.run.start import for_each_task, joined_record, start
 
 
 class Setting(NamedTuple):
@@ -53,8 +54,11 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
     with double_precision() if precise else contextlib.nullcontext():
         if precise:
             x0, y0, data = in_double(x0), in_double(y0), _floats_in_double(data)
+        by_task = False
         if given.tasks:
-            problem, y0 = joined_tasks(problem, method, y0, data, given.many, given.data_axes)
+            y0 = for_each_task(method, y0, data, given.many, given.data_axes)
+            by_task = method.by_task(problem, jax.tree.map(lambda leaf: leaf[0], x0) if given.many else x0)
+            problem = problem if by_task else all_tasks(problem)
         # One step's data, and of many starts the first.
         example: Any = (
             data.first if isinstance(data, Batches) else Draws(data, jnp.zeros((), int), given.key, (1, 1)).upper()
@@ -62,7 +66,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         one = x0, y0, example
         if given.many:
             one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), of_start(example, given.data_axes, 0)
-        algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many)
+        algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many, tasks=by_task)
         again, solution = (algorithm, plan), None
         options = dataclasses.replace(given.options, throw=False)  # a second run may succeed
         for _ in range(2):
@@ -98,8 +102,9 @@ def _with_remarks(
     """The plan, with what is worth knowing of the end."""
     remarks = [on_bounds(problem, solution.x)]
     # Of smaller followers several minima were looked for; a clock that has run out allows no more.
-    if optax.tree.size(y0) > DENSE and solution.ended is not Status.time_limit:
-        remarks.append(solved_anew(problem, algorithm.method, solution, y0, data))
+    one = jax.tree.map(lambda leaf: leaf[0], y0) if algorithm.tasks else y0
+    if optax.tree.size(one) > DENSE and solution.ended is not Status.time_limit:
+        remarks.append(solved_anew(problem, algorithm, solution, y0, data))
     for remark in filter(None, remarks):
         plan = plan.and_then(remark)
     return plan

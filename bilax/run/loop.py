@@ -148,11 +148,11 @@ def finish(loop: Loop, state: State, ended: Any, y0: PyTree, batch: Any = None) 
 
 def _unsettled(loop: Loop, point: Point, y0: PyTree, draws: Draws) -> Array:
     data = _data(loop, draws)
-    shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (point.y, y0)]
-    if shapes[0] == shapes[1]:
+    if not getattr(loop.algorithm, "tasks", False):
         return unsettled(loop.problem, point.x, point.y, y0, data)
-    # Tasks with a follower each.
-    return jnp.any(jax.vmap(lambda y, *task: unsettled(loop.problem, point.x, y, y0, task))(point.y, *data))
+    # Tasks with a follower each, which may all begin at the same y0.
+    y0 = jax.tree.map(lambda one, like: jnp.broadcast_to(one, like.shape), y0, point.y)
+    return jnp.any(jax.vmap(lambda y, y0, *task: unsettled(loop.problem, point.x, y, y0, task))(point.y, y0, *data))
 
 
 def _outer_step_if_running(loop: Loop, draws: Draws, state: State) -> tuple[State, History]:

@@ -14,6 +14,7 @@ from bilax.methods.algorithm import Algorithm
 from bilax.methods.auto import Auto
 from bilax.methods.hypergradient import Hypergradient
 from bilax.problem.checks import check_inside, check_point, warn_of_doubles
+from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.problem import Problem
 from bilax.problem.sets import Each, Set
 from bilax.problem.variables import Fixed, joined_start, take_variables
@@ -23,7 +24,7 @@ from bilax.run.data import Batches, Data, check_data
 from bilax.run.loop import Loop, Record
 from bilax.run.options import RunOptions, Watching
 from bilax.run.solution import Solution
-from bilax.run.start import joined_record, joined_tasks, start
+from bilax.run.start import for_each_task, joined_record, start
 
 
 def _record_nothing(x: PyTree, z: PyTree, info: Any) -> PyTree:
@@ -59,8 +60,8 @@ def solve(
       `starting_at(step)` if it has one. No more than `steps` batches are read; a run that ends early may have read
       some that it did not use.
     - `tasks`: the leaves of the data have a leading axis, one entry per task. A recipe's φ is the mean over tasks, each
-      with a follower of its own that starts from the shared z (`bilax.Tasks`). Other methods see all tasks as one
-      problem, F their mean and f their sum, and keep a follower for each, so the tasks must stay the same.
+      with a follower of its own that starts from the shared z (`bilax.Tasks`). Other methods keep a follower for each
+      task, so the tasks must stay the same; F is their mean and f their sum.
     - `key`: makes a run with random data repeatable.
     - `tolerance`: end as converged once the residual and the relative outer step are below it.
     - `record`: a function (x, z, info) of each outer step whose values come back in `history.record`.
@@ -91,7 +92,7 @@ def solve(
     _warn_of_rounding(given_x0, given_y0, data)
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
     if tasks and not isinstance(algorithm, Hypergradient):
-        given, y0 = joined_tasks(given, algorithm, y0, data)
+        given, y0 = all_tasks(given), for_each_task(algorithm, y0, data)
     loop = Loop(given, algorithm, data, tolerance, joined_record(record, fixed))
     return start(Plan(loop, x0, y0, _key(key), steps, fixed), options)
 
@@ -141,7 +142,7 @@ def multistart(
         return solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
     if tasks and not isinstance(algorithm, Hypergradient):
-        given, y0s = joined_tasks(given, algorithm, y0s, data, True, data_axes)
+        given, y0s = all_tasks(given), for_each_task(algorithm, y0s, data, True, data_axes)
     loop = Loop(given, algorithm, data, tolerance, joined_record(record, fixed), many=True, data_axes=data_axes)
     return start(Plan(loop, x0s, y0s, _key(key), steps, fixed), options)
 

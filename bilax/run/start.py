@@ -12,9 +12,7 @@ from bilax.gradient.tasks import count_tasks
 from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.compiled import compiled
-from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.minibatches import of_start
-from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.variables import Fixed
 from bilax.run.chunks import CAPACITY, Plan, drive, finished
@@ -73,10 +71,8 @@ _run_once = quick_jit(_whole_run)
 """for runs that take less time than their compilation"""
 
 
-def joined_tasks(
-    problem: Problem, algorithm: Any, y0: PyTree, data: Any, many: bool = False, data_axes: Any = None
-) -> tuple[Problem, PyTree]:
-    """All tasks as one problem, with a follower for each; their axis is after that of the starts, if there is one."""
+def for_each_task(algorithm: Any, y0: PyTree, data: Any, many: bool = False, data_axes: Any = None) -> PyTree:
+    """A follower for each task; their axis is after that of the starts, if there is one."""
     if not isinstance(data, tuple):
         raise ValueError(
             f"{type(algorithm).__name__} keeps a follower for each task from one outer step to the next, so with "
@@ -85,10 +81,10 @@ def joined_tasks(
         )
     count = count_tasks(of_start(data, data_axes, 0) if many else data)
 
-    def for_each_task(leaf):
+    def repeat(leaf):
         return jnp.broadcast_to(leaf, (count, *jnp.shape(leaf)))
 
-    return all_tasks(problem), jax.tree.map(jax.vmap(for_each_task) if many else for_each_task, y0)
+    return jax.tree.map(jax.vmap(repeat) if many else repeat, y0)
 
 
 class _JoinedRecord(eqx.Module):
