@@ -1036,7 +1036,7 @@ def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, mon
 
     # Three choices, three seeds.
     assert run("IAPTT-GM") == 6
-    assert [config.feature_scale for config in asked] == [1, 2.5, 5, 2.5, 2.5, 2.5]
+    assert [config.feature_scale for config in asked] == [0.4, 1, 2.5, 2.5, 2.5, 2.5]
     assert [config.outer_steps for config in asked[2:]] == [250, 2500, 2500, 2500]
     assert {config.seed for config in asked} == {(0,), (1,), (2,)}
     assert all(config.distortions and config.schedule == "cosine" and config.clip == 2 for config in asked)

@@ -127,7 +127,7 @@ class Choice(NamedTuple):
 
 
 CHOICES = {
-    "linear": Choice("IAPTT-GM", "feature_scale", (1.0, 2.5, 5.0)),
+    "linear": Choice("IAPTT-GM", "feature_scale", (0.4, 1.0, 2.5)),
     "whole": Choice("MAML", "step_size", (0.01, 0.05, 0.2)),
     "prototypes": Choice("Proto Net", "feature_scale", (0.1, 0.3, 1.0)),
 }
