@@ -333,3 +333,13 @@ def test_a_follower_in_single_precision_whose_data_are_in_double():
     method = bilax.Method(20, bilax.LBFGS(), derivative=bilax.Implicit(), follower_tolerance=1e-4)
     _, info = bilax.approximate(problem, method)((), jnp.zeros(2, np.float32))
     np.testing.assert_allclose(info.y, shift, rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [20, 300])
+def test_a_search_that_begins_at_the_minimum_finds_a_length_that_contracts(steps):
+    # With y0 = x there is no slope to measure along, and no step that a test could refuse. dy_K/dx = 1 − Π(1 − α_k c).
+    curvature = np.array([1.0, 30.0, 4.0])
+    problem = bilax.Problem(lambda x, y: jnp.sum(y), lambda x, y: 0.5 * jnp.sum(curvature * (y - x) ** 2))
+    slope, _ = jax.grad(bilax.approximate(problem, bilax.rhg(steps, None)), has_aux=True)(np.ones(3), np.ones(3))
+    assert np.all((slope > 0) & (slope < 1.000001))
+    assert steps == 20 or np.all(slope > 0.999)

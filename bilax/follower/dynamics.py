@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.problem.problem import Follower
@@ -226,12 +227,25 @@ def residual(follower: Follower, y: PyTree, alpha: Any) -> Array:
 
 
 def cauchy_step(follower: Follower, y: PyTree) -> Array:
-    """gᵀg / |gᵀHg|, the inverse of the curvature along the slope; 1 where it has none."""
-    slope, curved = jax.jvp(jax.grad(follower.lower), (y,), (jax.grad(follower.lower)(y),))
+    """gᵀg / |gᵀHg|, the inverse of the curvature along the slope; 1 where it has none.
+
+    Where the slope is zero, 1 / ‖Hv‖ for a v with entries of mean square one: ‖Hv‖ is about ‖H‖_F, no less than the
+    largest curvature (Hutchinson 1990), so that a step of that length contracts.
+    """
+    slope = jax.grad(follower.lower)(y)
     squares = jnp.asarray(optax.tree.vdot(slope, slope))
-    curvature = jnp.abs(jnp.asarray(optax.tree.vdot(slope, curved)))
-    usable = (curvature > 0) & (squares > 0) & jnp.isfinite(curvature)
-    return jnp.where(usable, squares / jnp.where(usable, curvature, 1), 1.0)
+    along = jax.tree.map(lambda one, other: jnp.where(squares > 0, one, other), slope, _probe(y))
+    curved = jax.jvp(jax.grad(follower.lower), (y,), (along,))[1]
+    largest = jax.lax.stop_gradient(jnp.asarray(optax.tree.norm(curved)))  # a step along no slope depends on nothing
+    curvature = jnp.where(squares > 0, jnp.abs(jnp.asarray(optax.tree.vdot(slope, curved))), largest)
+    usable = (curvature > 0) & jnp.isfinite(curvature)
+    return jnp.where(usable, jnp.where(squares > 0, squares, 1) / jnp.where(usable, curvature, 1), 1.0)
+
+
+def _probe(y: PyTree) -> PyTree:
+    """√2 cos(1), √2 cos(2), …: entries of mean square one, and no pattern that a Hessian could be blind to."""
+    flat, unravel = ravel_pytree(y)
+    return unravel((jnp.sqrt(2.0) * jnp.cos(jnp.arange(1.0, len(flat) + 1))).astype(flat.dtype))
 
 
 class Search(NamedTuple):
@@ -273,7 +287,8 @@ def searched_step(follower: Follower, u: PyTree, search: Search) -> tuple[PyTree
         curved = jax.jvp(jax.grad(follower.lower), (u,), (u,))[1]
         return cauchy_step(follower, u).astype(search.alpha.dtype), _number(optax.tree.norm(curved), search)
 
-    longest, size = jax.lax.cond(search.alpha == 0, begin, lambda: (GROWTH * search.alpha, search.size))
+    grown = jnp.where(search.unsolved > 0, GROWTH, 1.0)  # where nothing moves, nothing would stop a longer step
+    longest, size = jax.lax.cond(search.alpha == 0, begin, lambda: (grown * search.alpha, search.size))
     value, slope = jax.value_and_grad(follower.lower)(u)
 
     def at_length(length):
