@@ -379,8 +379,13 @@ DOUBLES = """
     problem = bilax.Problem(lambda x, y: (y - 1) ** 2, lambda x, y: (y - x) ** 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        bilax.solve(problem, bilax.auto(), np.float64(0.3), np.zeros(()), steps=3)
+        found = bilax.solve(problem, bilax.auto(), np.float64(0.3), np.zeros((), np.float32), steps=3)
+        assert (found.x.dtype, found.y.dtype) == (np.float64, np.float32)
+        masked = bilax.Problem(lambda x, y, mask: (y - 1) ** 2, lambda x, y, mask: jnp.sum(mask * (y - x) ** 2))
+        bilax.solve(masked, bilax.rhg(2, 0.1), 0.3, 0.0, data=(np.asarray([0.0, 1.0, np.nan]),), steps=1)
         assert not caught, caught[0]
+        bilax.solve(masked, bilax.rhg(2, 0.1), 0.3, 0.0, data=(np.asarray([0.1]),), steps=1)
+        assert "data holds numbers" in str(caught.pop().message)
         for _ in range(2):
             bilax.solve(problem, bilax.rhg(2, 0.1), np.asarray(0.3), 0.0, steps=1)
     assert len(caught) == 1 and "jax_enable_x64" in str(caught[0].message), caught

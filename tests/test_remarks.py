@@ -19,6 +19,16 @@ def test_leader_variables_on_their_bounds_are_named():
     assert on_bounds(bilax.Problem(lambda x, y: y, lambda x, y: y**2), np.asarray(3.0)) is None
 
 
+def test_a_zero_of_a_simplex_is_not_a_bound_to_widen():
+    shares = bilax.Product((bilax.Each(bilax.Simplex()), bilax.NonNegative()))
+    problem = bilax.Problem(lambda x, y: y, lambda x, y: y**2, shares)
+    rows = np.asarray([[0.0, 1.0], [0.5, 0.5]])
+    assert on_bounds(problem, (rows, np.asarray([1.0, 2.0]))) is None
+    said = on_bounds(problem, (rows, np.asarray([1.0, 0.0])))
+    assert said is not None
+    assert said.startswith("1 of 6 leader variables ended on a bound of X: x[1][1] = 0.")
+
+
 def test_a_follower_that_ends_elsewhere_when_solved_anew_is_told():
     """The wells of (y² − 1)² + x y lie near ±1; F wants the left one, and y0 is in the right one."""
     problem = bilax.Problem(lambda x, y: (y + 1.0) ** 2, lambda x, y: (y**2 - 1.0) ** 2 + x * y)

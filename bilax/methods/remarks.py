@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.problem.sets import bounds
+from bilax.problem.sets import Box, Each, NonNegative, Product, Reals, Set, bounds
 
 NAMED = 3
 """leader variables that are named; of more the number is told"""
@@ -20,7 +20,7 @@ NAMED = 3
 def on_bounds(problem: Problem, x: PyTree) -> str | None:
     """Which leader variables ended on a bound; None if none did."""
     x = jax.tree.map(np.asarray, eqx.filter(x, eqx.is_inexact_array))
-    leaves = [jax.tree.leaves(tree) for tree in (x, *bounds(problem.x_set, x))]
+    leaves = [jax.tree.leaves(tree) for tree in (x, *bounds(_one_by_one(problem.x_set), x))]
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
     held, count = [], 0
     for path, value, low, high in zip(paths, *leaves, strict=True):
@@ -33,6 +33,15 @@ def on_bounds(problem: Problem, x: PyTree) -> str | None:
         return None
     names = ", ".join(held[:NAMED]) + (", ..." if len(held) > NAMED else "")
     return f"{len(held)} of {count} leader variables ended on a bound of X: {names}. If X was a guess, widen it."
+
+
+def _one_by_one(x_set: Any) -> Any:
+    """X without what bounds coordinates together: a zero of a simplex is an answer, and nothing to widen."""
+    if isinstance(x_set, Product):
+        return Product(jax.tree.map(_one_by_one, x_set.sets, is_leaf=lambda node: isinstance(node, Set)))
+    if isinstance(x_set, Each):
+        return Each(_one_by_one(x_set.each), x_set.own)
+    return x_set if isinstance(x_set, Box | NonNegative) else Reals()
 
 
 def solved_anew(

@@ -39,11 +39,23 @@ def as_arrays(name: str, tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(convert, tree)
 
 
-def warn_of_doubles(name: str, tree: PyTree) -> None:
-    """Warns, once, where double precision is handed in and will be rounded."""
-    double = any(getattr(leaf, "dtype", None) == np.float64 for leaf in jax.tree.leaves(tree))
-    if double and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+def holds_doubles(tree: PyTree) -> bool:
+    """Whether some of the leaves are arrays of double precision."""
+    return any(getattr(leaf, "dtype", None) == np.float64 for leaf in jax.tree.leaves(tree))
+
+
+def warn_of_doubles(name: str, tree: PyTree, *, variables: bool) -> None:
+    """Warns, once, where double precision is handed in and will be rounded; variables will be, whatever they are."""
+    if jax.config.jax_enable_x64 or not holds_doubles(tree):  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    if variables or any(_is_rounded(leaf) for leaf in jax.tree.leaves(tree) if holds_doubles(leaf)):
         _warn_once(name)
+
+
+def _is_rounded(array: Any) -> bool:
+    """Whether single precision holds other numbers; those of a mask it holds as they are."""
+    with np.errstate(over="ignore"):
+        return not np.array_equal(array, np.asarray(array, np.float32), equal_nan=True)
 
 
 @functools.cache

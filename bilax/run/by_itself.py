@@ -40,6 +40,8 @@ class Setting(NamedTuple):
     fixed: Fixed
     record: Record
     options: RunOptions
+    doubles: tuple[bool, bool]
+    """whether x0 and y0 came as arrays of double precision, even if JAX is set to single"""
     tasks: bool = False
     many: bool = False
     data_axes: Any = None
@@ -87,11 +89,12 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
             plan = plan.and_then(f"The follower is far from solved: residual {np.max(solution.residual):.3g}.")
         if isinstance(algorithm, SolvedFollower) and not given.many and not solution.ended.failed:
             plan = _with_remarks(plan, problem, algorithm, solution, y0, data)
+    double_x, double_y = (precise and double for double in given.doubles)
     return dataclasses.replace(
         solution,
-        x=_as_given(solution.x, given.x0),
-        y=_as_given(solution.y, given.y0),
-        z=_as_given(solution.z, given.y0),
+        x=_as_given(solution.x, given.x0, double_x),
+        y=_as_given(solution.y, given.y0, double_y),
+        z=_as_given(solution.z, given.y0, double_y),
         plan=plan,
     )
 
@@ -118,8 +121,8 @@ def _floats_in_double(data: PyTree) -> PyTree:
     return jax.tree.map(cast, data)
 
 
-def _as_given(found: PyTree, like: PyTree) -> PyTree:
-    """The variables of `found` in the dtypes that the user gave."""
+def _as_given(found: PyTree, like: PyTree, double: bool) -> PyTree:
+    """The variables of `found` in the precision that the user gave."""
     kinds = {jnp.result_type(leaf) for leaf in jax.tree.leaves(like)}
-    kind = jnp.result_type(*kinds) if kinds else None
+    kind = np.dtype(np.float64) if double else jnp.result_type(*kinds) if kinds else None
     return jax.tree.map(lambda leaf: leaf.astype(kind) if eqx.is_inexact_array_like(leaf) else leaf, found)

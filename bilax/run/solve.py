@@ -13,7 +13,7 @@ from bilax.gradient.method import Method
 from bilax.methods.algorithm import Algorithm
 from bilax.methods.auto import Auto
 from bilax.methods.hypergradient import Hypergradient
-from bilax.problem.checks import check_inside, check_point, warn_of_doubles
+from bilax.problem.checks import check_inside, check_point, holds_doubles, warn_of_doubles
 from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.problem import Problem
 from bilax.problem.sets import Each, Set
@@ -80,14 +80,16 @@ def solve(
         steps = 5000 if isinstance(method, Auto) else 500
     options, steps = RunOptions(**watching), _check_settings(problem, steps, tolerance, x0, y0, data, key)
     given, x0, y0, fixed = take_variables(problem, x0, y0)
-    given_x0, given_y0 = x0, y0
+    given_x0, given_y0, doubles = x0, y0, (holds_doubles(x0), holds_doubles(y0))
     x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
     data = check_data(data)
     if isinstance(method, Auto):
         _check_for_auto(optimizer, z_optimizer)
+        if not method.precise(x0, y0):
+            _warn_of_rounding(given_x0, given_y0, data)
         return solve_by_itself(
-            method, Setting(given, x0, y0, data, _key(key), steps, fixed, record, options, tasks=tasks)
+            method, Setting(given, x0, y0, data, _key(key), steps, fixed, record, options, doubles, tasks)
         )
     _warn_of_rounding(given_x0, given_y0, data)
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
@@ -132,13 +134,14 @@ def multistart(
             f"x0s and y0s need one common leading axis, the starts; the first axes are {sorted(counts)}. "
             "For a single start use bilax.solve."
         )
+    doubles = holds_doubles(x0s), holds_doubles(y0s)
     x0s, y0s = check_point("x0s", x0s, may_be_empty=True), check_point("y0s", y0s)
     x0s = check_inside("x0s", x0s, Each(problem.x_set))
     y0s = check_inside("y0s", y0s, Each(problem.y_set)) if isinstance(problem.y_set, Set) else y0s
     data = check_data(data)
     if isinstance(method, Auto):
         _check_for_auto(optimizer, z_optimizer)
-        setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options, tasks=tasks)
+        setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options, doubles, tasks)
         return solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
     if tasks and not isinstance(algorithm, Hypergradient):
@@ -149,7 +152,8 @@ def multistart(
 
 def _warn_of_rounding(x0: PyTree, y0: PyTree, data: Any) -> None:
     for name, tree in (("x0", x0), ("y0", y0), ("data", () if callable(data) else data)):
-        warn_of_doubles(name, data.first if tree is data and isinstance(data, Batches) else tree)
+        tree = data.first if tree is data and isinstance(data, Batches) else tree
+        warn_of_doubles(name, tree, variables=name != "data")
 
 
 def _check_for_auto(*optimizers: Any) -> None:
