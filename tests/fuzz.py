@@ -266,9 +266,10 @@ def changed(content: bytes, rng: random.Random) -> bytes:
 
 @functools.cache
 def unpacking_to_much() -> list[bytes]:
-    """Small files of large content, and an archive of none."""
-    zeros = bytes(1 << 27)
-    return [png(4097), gzip.compress(zeros), bz2.compress(zeros), b"PK\x05\x06" + bytes(18)]
+    """Small files of large content, and an archive of none; the last is large arrays."""
+    zeros, arrays = bytes(1 << 27), io.BytesIO()
+    np.savez_compressed(arrays, x=np.zeros((1 << 13, 1 << 14), np.uint8), y=np.zeros(1 << 13, np.uint8))
+    return [png(4097), gzip.compress(zeros), bz2.compress(zeros), b"PK\x05\x06" + bytes(18), arrays.getvalue()]
 
 
 def replaced(path: Path, rng: random.Random) -> None:
@@ -286,14 +287,9 @@ def replaced(path: Path, rng: random.Random) -> None:
     elif how == 4:
         archive(path, {rng.choice(["x.npy", "../x.npy", "run01/class_labels.txt"]): pickle.dumps(Evil())})
     elif how == 5:
-        with path.open("wb") as file:
-            np.savez_compressed(file, x=np.zeros((1 << 13, 1 << 14), np.uint8), y=np.zeros(1 << 13, np.uint8))
+        path.write_bytes(unpacking_to_much()[-1])
     else:
-        path.write_bytes(
-            rng.choice(
-                [png(4097), gzip.compress(bytes(1 << 27)), bz2.compress(bytes(1 << 27)), b"PK\x05\x06" + bytes(18)]
-            )
-        )
+        path.write_bytes(rng.choice(unpacking_to_much()[:-1]))
 
 
 def harm(folder: Path, rng: random.Random) -> str:

@@ -349,7 +349,7 @@ PAIRS = """
         "diagnose": lambda: bilax.diagnose(problem, x, y).lipschitz,
         "certify": lambda: bilax.certify(problem, point).gap,
         "check": lambda: bilax.check_hypergradient(problem, method, x, y, probes=2).errors["x"],
-        "search": lambda: bilax.solve_global(problem, x, y).upper,
+        "search": lambda: bilax.solve_global(problem, x, y, bound_seconds=0.1).upper,
         "own": lambda: own(y) + jax.jit(lambda y: own(y))(y),
     }
     # A walk that takes every ordered pair of calls once.

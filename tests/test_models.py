@@ -12,6 +12,7 @@ import pytest
 import bilax
 from bilax.models import ConvNet4, Dense, ResNet12, layers
 from bilax.models.layers import Convolution, Normalization, convolve, convolve_on_cpu, max_pool, unpooled
+from bilax.models.networks import Block
 
 KEY = jax.random.key(0)
 
@@ -72,14 +73,18 @@ def test_accelerators_are_given_the_convolution_of_xla(platform, loops):
 
 
 def test_a_network_can_be_the_follower_of_forward_and_implicit_rules():
-    x, target = jax.random.normal(KEY, (6, 8, 8, 1)), jax.random.normal(KEY, (6, 4))
-    network = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), ConvNet4(1, 4, KEY))
+    x, target = jax.random.normal(KEY, (6, 4, 4, 1)), jax.random.normal(KEY, (6, 1, 1, 2))
+    network = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (Block(1, 2, KEY), Block(2, 2, KEY)))
+
+    def said(network):
+        first, second = network
+        return second(first(x))
 
     def lower(weight, network):
         decay = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(network))
-        return jnp.mean((network(x) - target) ** 2) + weight * decay
+        return jnp.mean((said(network) - target) ** 2) + weight * decay
 
-    problem = bilax.Problem(lambda weight, network: jnp.mean((network(x) + target) ** 2), lower)
+    problem = bilax.Problem(lambda weight, network: jnp.mean((said(network) + target) ** 2), lower)
 
     def slope(method):
         phi = bilax.approximate(problem, method)

@@ -273,7 +273,7 @@ def test_a_source_that_blocks_does_not_keep_a_run_from_its_end():
         yield (jnp.zeros(2),)
 
     began = time.monotonic()
-    stopped = run(data=batches(), time_limit=4.0)
+    stopped = run(data=batches(), time_limit=1.5)
     assert stopped.status is bilax.Status.time_limit
     assert time.monotonic() - began < 20
 
@@ -517,7 +517,7 @@ def test_a_checkpoint_that_announces_too_much_is_set_aside(tmp_path, monkeypatch
         assert_same(run(saving=saving, resume=True), run())
 
 
-KILLS, RACES = int(os.environ.get("BILAX_KILLS", "5")), int(os.environ.get("BILAX_RACES", "1"))
+KILLS, RACES = int(os.environ.get("BILAX_KILLS", "3")), int(os.environ.get("BILAX_RACES", "1"))
 
 
 def saved_run(steps: int, folder: Path) -> str:

@@ -53,6 +53,11 @@ OTHERS = {
 }
 
 
+def search(known, **options):
+    """Without the bound from below, which `test_leader_bound.py` has."""
+    return bilax.solve_global(known.problem, known.x0, known.y0, bound_seconds=0.0, **options)
+
+
 def judge(known, found):
     """Right value, and a follower that a brute search cannot beat."""
     assert found.upper == pytest.approx(known.best, abs=0.01)
@@ -73,21 +78,21 @@ def judge(known, found):
 def test_a_follower_indifferent_at_an_isolated_x():
     """The hardest of the twelve; `bilax bench suite` runs them all."""
     known = PROBLEMS["mb_2007_11"]
-    judge(known, bilax.solve_global(known.problem, known.x0, known.y0))
+    judge(known, search(known))
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_problems(name):
     known = OTHERS[name]
-    judge(known, bilax.solve_global(known.problem, known.x0, known.y0))
+    judge(known, search(known))
 
 
 def test_no_leader_is_deterministic_and_heeds_its_key():
     known = PROBLEMS["mb_2007_05"]
-    first, second = (bilax.solve_global(known.problem, known.x0, known.y0) for _ in range(2))
+    first, second = search(known), search(known)
     judge(known, first)
     assert first.upper == second.upper
-    other = bilax.solve_global(known.problem, known.x0, known.y0, key=jax.random.key(3))
+    other = search(known, key=jax.random.key(3))
     judge(known, other)
     assert other.y != first.y
 
