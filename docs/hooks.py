@@ -24,6 +24,9 @@ import pages  # noqa: E402
 
 CACHE = ROOT / ".cache" / "docs"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.S)
+BARE_NAME = re.compile(
+    r'<div class="doc-signature highlight"><pre><span></span><code><span class="n">\w+</span>\s*</code></pre></div>'
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -56,8 +59,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas as MathML, which browsers set without a script."""
-    return FORMULA.sub(_formula, content)
+    """Formulas as MathML, which browsers set without a script; attributes without a block that repeats their name."""
+    return BARE_NAME.sub("", FORMULA.sub(_formula, content))
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

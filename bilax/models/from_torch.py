@@ -27,9 +27,8 @@ _LEFT_OUT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", 
 def from_torch(module: Any) -> tuple[Callable[..., PyTree], Parameters]:
     """A PyTorch module as a pure function `apply(parameters, *inputs, key=None)`, and its parameters.
 
-    >>> apply, parameters = bilax.from_torch(torch.nn.Linear(3, 2))
-    >>> apply(parameters, jnp.ones((5, 3))).shape
-    (5, 2)
+        apply, parameters = bilax.from_torch(torch.nn.Linear(3, 2))
+        apply(parameters, jnp.ones((5, 3))).shape  # (5, 2)
 
     - `parameters` is a dictionary of arrays by the names of `module.named_parameters()`, ready to be x0 or y0. Those
       with `requires_grad=False` are not in it and stay as they are.

@@ -99,8 +99,9 @@ ROOMS = [
 
 def architecture() -> None:
     """The rooms of the package and which may import which, as tests/test_layout.py has it."""
-    figure, axis = plt.subplots(figsize=(9.2, 4.4), layout="constrained")
-    axis.set(xlim=(-0.55, 4.6), ylim=(-0.5, 2.55))
+    figure, axis = plt.subplots(figsize=(9.2, 4.4))
+    figure.subplots_adjust(0, 0, 1, 1)
+    axis.set(xlim=(-0.5, 4.5), ylim=(-0.62, 2.35))
     axis.axis("off")
     place = {}
     for name, text, column, row in ROOMS:
@@ -121,12 +122,12 @@ def architecture() -> None:
         style = {"arrowstyle": "->", "color": GREY, "lw": 1.4, "connectionstyle": f"arc3,rad={bend}"}
         axis.annotate("", end, start, arrowprops=style)
     axis.annotate("", (2.4, 0.42), (2.4, 1.71), arrowprops={"arrowstyle": "->", "color": PINK, "lw": 1.4})
-    axis.text(2.46, 1.12, "app may import all of the library", color=PINK, fontsize=7, va="center")
+    axis.text(2.3, 1.25, "app may import all of the library", color=PINK, fontsize=7, va="center", ha="right")
     axis.text(
         -0.42,
-        -0.42,
-        "An arrow points to what is imported and reaches on to the left; `run` knows of methods the Algorithm protocol "
-        "alone, and trust may import the whole library. `files` (reading and writing) is below all.",
+        -0.52,
+        "An arrow points to what is imported and reaches on to the left; `run` knows of methods the Algorithm\n"
+        "protocol alone, and trust may import the whole library. `files` (reading and writing) is below all.",
         fontsize=7,
         color=GREY,
     )
