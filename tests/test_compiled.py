@@ -51,7 +51,6 @@ def test_programs_of_dropped_objectives_are_freed(monkeypatch, options):
     ],
 )
 def test_equal_optimisers_methods_and_problems_share_a_program(again, caplog):
-    jax.clear_caches()
     with jax.log_compiles():
         first = solve(bilax.Problem(upper, lower, y_set=bilax.Box(-1.0, 2.0)), **again())
         assert "Compiling jit" in caplog.text
