@@ -145,15 +145,17 @@ def test_a_curved_leader_set_takes_all_tasks_as_one_follower():
     np.testing.assert_allclose(solution.y, solution.x + data[0][:, None], atol=1e-4)
 
 
+TWO_WELLS = bilax.Problem(
+    lambda x, y: (x - 0.8) ** 2,
+    lambda x, y: (y**2 - 1) ** 2 + 0.3 * x * y,
+    bilax.Box(-1.0, 1.0),
+    bilax.Box(-2.0, 2.0),
+)
+
+
 def test_several_minima_are_seen_and_the_lowest_counts():
     """The follower's left well is the lower one for x > 0; y0 lies in the right one."""
-    problem = bilax.Problem(
-        lambda x, y: (x - 0.5) ** 2 + (y + 1) ** 2,
-        lambda x, y: (y**2 - 1) ** 2 + 0.3 * x * y,
-        bilax.Box(-1.0, 1.0),
-        bilax.Box(-2.0, 2.0),
-    )
-    solution = bilax.solve(problem, bilax.auto(), 0.2, 1.0)
+    solution = bilax.solve(TWO_WELLS, bilax.auto(), 0.2, 1.0)
     assert "several minima" in str(solution.plan)
     grid = np.linspace(-2, 2, 400001)
     lowest = grid[np.argmin((grid**2 - 1) ** 2 + 0.3 * float(solution.x) * grid)]
@@ -166,13 +168,7 @@ def test_a_minimum_that_the_survey_misses_is_found_at_the_end(monkeypatch):
 
     monkeypatch.setattr(auto, "survey_minima", lambda *_: auto.Survey(0, 1.0, np.zeros((0, 1))))
     # The right well is as low for x < 0 and higher for x > 0, where the leader goes; y0 lies in it.
-    problem = bilax.Problem(
-        lambda x, y: (x - 0.8) ** 2,
-        lambda x, y: (y**2 - 1) ** 2 + 0.3 * x * y,
-        bilax.Box(-1.0, 1.0),
-        bilax.Box(-2.0, 2.0),
-    )
-    solution = bilax.solve(problem, bilax.auto(), -0.5, 1.0)
+    solution = bilax.solve(TWO_WELLS, bilax.auto(), -0.5, 1.0)
     assert "run again with" in str(solution.plan)
     assert solution.y < 0
 
@@ -185,13 +181,7 @@ def test_an_answer_whose_follower_can_be_beaten_is_doubtful(monkeypatch):
         return jnp.full((count, *jnp.shape(point)), 1.0 if seed != 5 else -1.0)
 
     monkeypatch.setattr(auto, "_spread", spread)
-    problem = bilax.Problem(
-        lambda x, y: (x - 0.8) ** 2,
-        lambda x, y: (y**2 - 1) ** 2 + 0.3 * x * y,
-        bilax.Box(-1.0, 1.0),
-        bilax.Box(-2.0, 2.0),
-    )
-    solution = bilax.solve(problem, bilax.auto(), 0.5, 1.0)
+    solution = bilax.solve(TWO_WELLS, bilax.auto(), 0.5, 1.0)
     assert solution.y > 0
     assert solution.status is bilax.Status.doubtful
     assert "do not trust this answer" in str(solution.plan)
@@ -332,13 +322,13 @@ PAIRS = """
     import bilax
 
     rng = np.random.default_rng(0)
-    A, b = rng.normal(size=(9, 2)), rng.normal(size=9)
+    A, b = rng.normal(size=(3, 1)), rng.normal(size=3)
     problem = bilax.Problem(
         lambda x, y: jnp.mean((A @ y - b) ** 2) + 0.1 * x**2,
         lambda x, y: jnp.sum((A @ y - b) ** 2) + jnp.exp(x) * jnp.sum(y**2),
         bilax.Box(-3.0, 3.0), bilax.Box(-4.0, 4.0),
     )
-    x, y = jnp.zeros(()), jnp.zeros(2)
+    x, y = jnp.zeros(()), jnp.zeros(1)
     method = bilax.ls(20, 0.02)
     own = jax.jit(lambda y: jnp.sum((A @ y - b) ** 2))
     solution = bilax.evaluate(problem, x, y, ())
