@@ -173,6 +173,28 @@ def test_a_minimum_that_the_survey_misses_is_found_at_the_end(monkeypatch):
     assert solution.y < 0
 
 
+def test_auto_looks_at_the_clock_between_its_phases(monkeypatch):
+    from bilax.methods import auto
+    from bilax.run import by_itself
+
+    problem = bilax.Problem(lambda x, y: (y - 1) ** 2, lambda x, y: (y - 2 * x) ** 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(auto, "survey_minima", None)
+        solution = bilax.solve(problem, bilax.auto(), 0.3, 0.0, time_limit=0.0)
+    assert solution.status is bilax.Status.time_limit
+    assert "The time was up" in str(solution.plan)
+    np.testing.assert_allclose((solution.y, solution.upper), (2 * solution.x, (2 * solution.x - 1) ** 2), rtol=1e-5)
+    assert solution.steps <= 1
+    # The time is up when the run has ended.
+    ended, start = [], by_itself.start
+    monkeypatch.setattr(by_itself, "start", lambda *plan: ended.append(0) or start(*plan))
+    monkeypatch.setattr(by_itself.time, "monotonic", lambda: 100.0 * len(ended))
+    solution = bilax.solve(problem, bilax.auto(), 0.3, 0.0, time_limit=50.0)
+    assert solution.status is bilax.Status.time_limit
+    assert "no time to look for a lower follower" in str(solution.plan)
+    np.testing.assert_allclose(solution.x, 0.5, atol=1e-5)
+
+
 def test_an_answer_whose_follower_can_be_beaten_is_doubtful(monkeypatch):
     from bilax.methods import auto
 

@@ -179,3 +179,23 @@ def test_a_value_method_never_ends_where_the_leader_is_not_finite(method, steps)
     assert found.x > 0
     assert np.isfinite(found.upper)
     assert found.status is (bilax.Status.step_limit if steps == 1 else bilax.Status.non_finite)
+
+
+def test_tasks_are_searched_as_one_follower():
+    """Each task's left well is its lower one for x > 0, its right one for x < 0; F wants the left ones."""
+    problem = bilax.Problem(
+        lambda x, y, tilt: (x - 0.3) ** 2 + (y + 1) ** 2,
+        lambda x, y, tilt: (y**2 - 1) ** 2 + tilt * x * y,
+        bilax.Box(-1.0, 1.0),
+        bilax.Box(-2.0, 2.0),
+    )
+    tilts = np.asarray([0.3, 0.6])
+    found = bilax.solve_global(problem, -0.2, 1.0, data=(tilts,), tasks=True, bound_seconds=0.0)
+    wells = [np.min(np.roots([4.0, 0.0, -4.0, tilt * float(found.x)]).real) for tilt in tilts]
+    np.testing.assert_allclose(found.y, wells, atol=1e-6)
+
+    def value(x):
+        return np.mean([(x - 0.3) ** 2 + (np.min(np.roots([4.0, 0.0, -4.0, t * x]).real) + 1) ** 2 for t in tilts])
+
+    best = min(value(x) for x in np.linspace(1e-6, 1, 2001))
+    np.testing.assert_allclose(found.upper, best, atol=1e-5)

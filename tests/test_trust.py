@@ -343,3 +343,40 @@ def test_a_follower_of_many_variables_is_diagnosed_with_little_memory():
     assert 0.5 <= found.curvature[0] <= 0.6
     assert 1.9 <= found.curvature[1] <= 2.0 + 1e-9
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800_000
+
+
+# Tasks
+
+CURVATURES = (np.asarray([1.0, 30.0, 3.0]),)
+SCALED = bilax.Problem(lambda x, y, c: (y - 1.0) ** 2 + x**2, lambda x, y, c: 0.5 * c * (y - x) ** 2 + 0.1 * y**2)
+
+
+def test_a_diagnosis_of_tasks_is_that_of_the_worst():
+    found = bilax.diagnose(SCALED, 0.3, 0.0, data=CURVATURES, tasks=True)
+    np.testing.assert_allclose(found.curvature, (1.2, 30.2), rtol=1e-6)
+    assert found.residual == pytest.approx(30.0 * 0.3, rel=1e-6)
+    assert found.convexity == "strongly convex"
+    assert found.tried[1] < found.tried[0]
+    # F at the followers' answers: y = c x / (c + 0.2).
+    answers = CURVATURES[0] * 0.3 / (CURVATURES[0] + 0.2)
+    assert found.tried[0] == pytest.approx(np.mean((answers - 1) ** 2 + 0.09), rel=1e-6)
+    with pytest.raises(ValueError, match="common leading axis"):
+        bilax.diagnose(SCALED, 0.3, 0.0, data=(1.0,), tasks=True)
+
+
+def test_the_gradient_of_tasks_is_checked_in_each_of_them():
+    @jax.custom_jvp
+    def wrong_for_the_last(c, y):
+        return y
+
+    @wrong_for_the_last.defjvp
+    def _(primals, tangents):
+        return primals[1], jnp.where(primals[0] == 3.0, 0.0, tangents[1])
+
+    faulty = bilax.Problem(lambda x, y, c: SCALED.upper(wrong_for_the_last(c, x), y, c), SCALED.lower)
+    for problem, ok in ((SCALED, True), (faulty, False)):
+        found = bilax.check_hypergradient(
+            problem, bilax.iaptt_gm(3, 0.02), 0.3, 0.1, data=CURVATURES, tasks=True, probes=4
+        )
+        assert found.ok is ok, found.words
+    assert "x" in found.wrong

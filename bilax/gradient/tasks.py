@@ -83,6 +83,12 @@ def count_tasks(data: PyTree) -> int:
     return counts.pop()[0]
 
 
+def first_task(data: PyTree) -> PyTree:
+    """The data of the first task."""
+    count_tasks(data)
+    return jax.tree.map(lambda leaf: leaf[0], data)
+
+
 def tasks_at_once(data: PyTree) -> int:
     """How many tasks are best computed side by side: all on an accelerator, on CPU so few that they stay in cache."""
     leaves = jax.tree.leaves(data)

@@ -1,6 +1,7 @@
 """`bilax.auto()`: a method that looks at the problem, chooses itself, and says what it chose."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -75,14 +76,16 @@ class Auto(eqx.Module):
         steady: bool,
         alone: bool,
         tasks: bool = False,
+        in_time: Callable[[], bool] = lambda: True,
     ) -> tuple[Any, Chosen]:
         """An algorithm for this problem, and why it. `steady`: the data stay the same; `alone`: no starts beside x0.
 
-        `tasks`: y0 and the data have a leading axis, one entry per task, and the problem is that of one task.
+        `tasks`: y0 and the data have a leading axis, one entry per task, and the problem is that of one task. What may
+        be left out is, once it is no longer `in_time`.
         """
         if not steady:
             return _for_samples(problem, x0, y0, data)
-        together, looked = optax.tree.size(y0), _looked_at((y0, data), tasks)
+        together, looked = optax.tree.size(y0), looked_at((y0, data), tasks)
         y0, data = looked[0]
         size, reasons = optax.tree.size(y0), []
         solver, why = choose_solver(problem, x0, y0, data)
@@ -97,7 +100,7 @@ class Auto(eqx.Module):
         )
         count = _count(y0)
         others = None
-        if size <= DENSE:
+        if size <= DENSE and in_time():
             others = max(survey_minima(problem, solver, x0, *one).others for one in looked)
         if others:
             starts = _spread(problem.set_of_y(problem.view(x0, *data)), y0, count, 1)
@@ -111,14 +114,14 @@ class Auto(eqx.Module):
             reasons.append(f"{count + 1} starts at {_PLACES} points x led to the same minimum: one start is enough.")
         else:
             reasons.append(
-                "The follower is large: it is solved from y0 and goes on from its last answer as x moves; other minima "
-                "are not looked for."
+                f"{'The follower is large' if size > DENSE else 'The time was up'}: it is solved from y0 and goes on "
+                "from its last answer as x moves; other minima are not looked for."
             )
         if not _has_flat_faces(problem, x0):
             reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")
             return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))
         lanes = (LANES if together <= NEWTON else FEW) if max(together, optax.tree.size(x0)) <= DENSE else 1
-        lanes = 1 if alone else lanes
+        lanes = 1 if alone or not in_time() else lanes
         more = _spread(problem.x_set, x0, lanes - 1, 2) if lanes > 1 else None
         lean = 0.0
         if lanes > 1:
@@ -140,7 +143,7 @@ class Auto(eqx.Module):
         if not isinstance(algorithm, SolvedFollower):
             return None
         x, y = jax.tree.map(jnp.asarray, eqx.filter((solution.x, solution.y), eqx.is_inexact_array))
-        looked = _looked_at((y, y0, data), algorithm.tasks)
+        looked = looked_at((y, y0, data), algorithm.tasks)
         if optax.tree.size(looked[0][0]) > DENSE:
             return None
         if solution.ended.name == "linear_solve_failed" and not algorithm.lean:
@@ -348,7 +351,7 @@ def _gap(problem: Problem, solver: Any, x: PyTree, y: PyTree, data: tuple[Any, .
     return gap if gap > floor else 0.0
 
 
-def _looked_at(trees: PyTree, tasks: bool) -> list[PyTree]:
+def looked_at(trees: PyTree, tasks: bool) -> list[PyTree]:
     """Those of the first tasks, each by itself; without tasks the trees themselves."""
     if not tasks:
         return [trees]

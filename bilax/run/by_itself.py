@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -48,7 +49,16 @@ class Setting(NamedTuple):
 
 
 def solve_by_itself(method: Auto, given: Setting) -> Solution:
-    """Chooses, runs, looks at the end once more and runs again if need be."""
+    """Chooses, runs, looks at the end once more and runs again if need be; as long as there is time."""
+    began = time.monotonic()
+
+    def left():
+        limit = given.options.time_limit
+        return None if limit is None else max(limit - (time.monotonic() - began), 0.0)
+
+    def in_time():
+        return left() != 0.0
+
     problem, x0, y0 = given[:3]
     data: Any = given.data
     steady = isinstance(data, tuple) and not isinstance(data, Batches)
@@ -68,18 +78,23 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         one = x0, y0, example
         if given.many:
             one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), of_start(example, given.data_axes, 0)
-        algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many, tasks=by_task)
+        algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many, tasks=by_task, in_time=in_time)
         again, solution = (algorithm, plan), None
-        options = dataclasses.replace(given.options, throw=False)  # a second run may succeed
         for _ in range(2):
             if again is None or (solution is not None and (again[0] is algorithm or given.options.saving is not None)):
                 break
             algorithm, plan = again
             record = joined_record(given.record, given.fixed)
             loop = Loop(problem, algorithm, data, None, record, given.many, given.data_axes)
+            options = dataclasses.replace(given.options, throw=False, time_limit=left())  # a second run may succeed
             solution = start(Plan(loop, x0, y0, given.key, given.steps, given.fixed), options)
-            review = steady and not given.many and solution.ended is not Status.time_limit
-            again = method.review(problem, algorithm, y0, solution, data, plan) if review else None
+            again = None
+            if steady and not given.many and solution.ended is not Status.time_limit:
+                if not in_time() and solution.ended is Status.converged:
+                    solution = dataclasses.replace(solution, status=Status.time_limit)
+                    plan = plan.and_then("The run had converged, but there was no time to look for a lower follower.")
+                elif in_time():
+                    again = method.review(problem, algorithm, y0, solution, data, plan)
         assert solution is not None
         if given.options.throw and solution.ended.failed:
             raise BilevelError(solution)

@@ -30,7 +30,8 @@ class RunOptions:
     - `callbacks`: functions (state, history); see `bilax.EarlyStopping` and its neighbours.
     - `saving`, `resume`: where and how often to save; go on from the newest whole checkpoint there. A resumed run
       equals an uninterrupted one bit for bit.
-    - `time_limit`: end after so many seconds.
+    - `time_limit`: end after so many seconds. It is looked at between chunks, and by `bilax.auto` between its phases;
+      what is being compiled then is finished.
     - `record_every`: outer steps to one entry of the history. The run is evaluated and looked after (health, tolerance,
       best point) once in so many steps, so that steps of a few microseconds are not outweighed; where something goes
       wrong between, the run goes back to the last look.

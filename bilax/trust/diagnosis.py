@@ -17,7 +17,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.implicit import DENSE, Implicit
-from bilax.methods.auto import choose_solver, survey_minima
+from bilax.gradient.tasks import first_task
+from bilax.methods.auto import choose_solver, looked_at, survey_minima
 from bilax.methods.recipes import Method, ia_gm_a, iaptt_gm, ls
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
@@ -115,48 +116,41 @@ _ABSURD = 1e6
 """a greatest curvature that exceeds that at the follower's minimum by so much is no guide to a step length"""
 
 
-def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = ()) -> Diagnosis:
+def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = (), tasks: bool = False) -> Diagnosis:
     """Looks at the follower around its trajectory from y, and recommends a method, K and α.
 
     Curvature is measured without forming a matrix, by Lanczos on Hessian-vector products, at points of
     descents from y and from starts spread over Y (around y, where Y has no bounds). L_f is the greatest met,
     so it holds for this x and for where the follower goes, not for all of a space that it never visits.
+
+    With `tasks` the leaves of the data have a leading axis, one entry per task, as for `solve(..., tasks=True)`: the
+    first few tasks are looked at, each by itself, and the diagnosis is of the worst met.
     """
+    one = first_task(data) if tasks else data
     with double_precision():
         x, y = in_double(check_point("x", x, may_be_empty=True)), in_double(check_point("y", y))
-        x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), data)
-        effort = _Effort.for_size(ravel_pytree(y)[0].size)
-        unit = low_discrepancy(effort.starts, ravel_pytree(y)[0].size, 5)
-        survey = jax.device_get(_survey(problem, x, y, data, unit, effort))
-        least, greatest, minima, solved = float(survey.least), float(survey.greatest), int(survey.minima), 1.0
-        solver, _ = choose_solver(problem, x, y, data)
-        if ravel_pytree(y)[0].size <= DENSE:
-            descents = survey_minima(problem, solver, x, y, data)
-            solved = descents.solved
-            minima = 1
-            if len(descents.ends):
-                ends = jnp.asarray(descents.ends)
-                minima = int(_count_distinct(ends, jnp.ptp(ends, axis=0) + 1e-12)) if descents.others else 1
-                at_minima = jax.device_get(_curvatures(problem, x, y, data, ends))
-                usual = float(np.max(np.abs(np.nan_to_num(at_minima, posinf=0, neginf=0))))
-                if usual > 0 and max(abs(least), abs(greatest)) > _ABSURD * usual:
-                    least, greatest = float(np.min(at_minima)), float(np.max(at_minima))
+        x, y = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("y", y, problem.y_set), one)
+        effort, (solver, _) = _Effort.for_size(ravel_pytree(y)[0].size), choose_solver(problem, x, y, one)
+        looks = [_look(problem, solver, x, y, one, effort) for one in looked_at(data, tasks)]
+        least, greatest = min(look.least for look in looks), max(look.greatest for look in looks)
+        minima, solved = max(look.minima for look in looks), min(look.solved for look in looks)
         lipschitz = max(abs(least), abs(greatest), 1e-12)
         several = minima > 1 or least < -1e-6 * lipschitz
         convexity = "non-convex" if several else "strongly convex" if least >= 1e-4 * lipschitz else "convex"
         convexity = convexity if several or solved >= 0.5 else "unconverged"
         name, reasons = _recommend(convexity, least, lipschitz, minima)
-        steps = int(np.clip(2 * int(survey.settled), 10, 500))
-        solving = Method(5000, solver, derivative=Implicit(), start="warm", follower_tolerance=1e-8)
+        steps = int(np.clip(2 * max(look.settled for look in looks), 10, 500))
+        start = "fixed" if tasks else "warm"  # a recipe's tasks share their start
+        solving = Method(5000, solver, derivative=Implicit(), start=start, follower_tolerance=1e-8)
         recommended = solving if minima == 1 and solved >= 0.5 else _RECIPES[name](steps, 1 / lipschitz)
-        trial = solve(problem, recommended, x, y, data=data, steps=_TRIED, optimizer=optax.adam(0.05))
+        trial = solve(problem, recommended, x, y, data=data, tasks=tasks, steps=_TRIED, optimizer=optax.adam(0.05))
         tried = float(trial.history.upper[0]) if trial.steps else math.nan, float(trial.upper)
     if trial.ended.failed:
         reasons = (*reasons, f"Tried for {_TRIED} steps, it failed: {trial.ended.message}")
     return Diagnosis(
         curvature=(least, greatest),
         lipschitz=lipschitz,
-        residual=float(survey.residual),
+        residual=max(look.residual for look in looks),
         convexity=convexity,
         minima=minima,
         starts=effort.starts,
@@ -167,6 +161,36 @@ def diagnose(problem: Problem, x: PyTree, y: PyTree, *, data: tuple[Any, ...] = 
         tried=tried,
         reasons=reasons,
     )
+
+
+class _Look(NamedTuple):
+    """What was seen of one follower: `_Survey` and the descents of a solver, as numbers."""
+
+    least: float
+    greatest: float
+    minima: int
+    solved: float
+    """the share of the descents that arrived"""
+    residual: float
+    settled: int
+
+
+def _look(problem: Problem, solver: Any, x: PyTree, y: PyTree, data: tuple[Any, ...], effort: _Effort) -> _Look:
+    unit = low_discrepancy(effort.starts, ravel_pytree(y)[0].size, 5)
+    survey = jax.device_get(_survey(problem, x, y, data, unit, effort))
+    least, greatest, minima, solved = float(survey.least), float(survey.greatest), int(survey.minima), 1.0
+    if ravel_pytree(y)[0].size <= DENSE:
+        descents = survey_minima(problem, solver, x, y, data)
+        solved = descents.solved
+        minima = 1
+        if len(descents.ends):
+            ends = jnp.asarray(descents.ends)
+            minima = int(_count_distinct(ends, jnp.ptp(ends, axis=0) + 1e-12)) if descents.others else 1
+            at_minima = jax.device_get(_curvatures(problem, x, y, data, ends))
+            usual = float(np.max(np.abs(np.nan_to_num(at_minima, posinf=0, neginf=0))))
+            if usual > 0 and max(abs(least), abs(greatest)) > _ABSURD * usual:
+                least, greatest = float(np.min(at_minima)), float(np.max(at_minima))
+    return _Look(least, greatest, minima, solved, float(survey.residual), int(survey.settled))
 
 
 @quick_jit

@@ -22,7 +22,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from bilax.gradient.tasks import count_tasks
 from bilax.problem.checks import check_inside, check_objectives, check_point
+from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.precision import double_precision, in_double
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
@@ -372,6 +374,7 @@ def solve_global(
     *,
     key: Array | None = None,
     data: tuple[Any, ...] = (),
+    tasks: bool = False,
     bound_seconds: float = 5.0,
 ) -> GlobalSolution:
     """Looks for the global optimistic solution: the best F(x, y) with y a *global* minimiser of f(x, ·).
@@ -389,6 +392,9 @@ def solve_global(
     are bounded boxes of up to four variables together, branch and bound over all of them then bounds F from below, for
     at most `bound_seconds`: `within` is the ε within which the answer is proven to be the global one; `no_bound` says
     why there is none.
+
+    With `tasks` the leaves of the data have a leading axis, one entry per task, and so has the y that is found. All
+    tasks are searched as one follower, F their mean and f their sum: few and small ones.
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a bilax.Problem, got {problem!r}.")
@@ -400,6 +406,10 @@ def solve_global(
     with double_precision():
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
         x0, y0 = in_double((x0, y0))
+        if tasks:
+            count = count_tasks(data)
+            problem = all_tasks(problem)
+            y0 = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), y0)
         if not isinstance(problem.y_set, Set | Term):
             raise NotImplementedError(
                 "solve_global does not know sets and terms that depend on x: use bilax.auto(), and certify its answer."

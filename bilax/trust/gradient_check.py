@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.phi import approximate
+from bilax.gradient.tasks import Tasks, first_task
 from bilax.methods.recipes import Method
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.precision import double_precision, in_double
@@ -67,6 +68,7 @@ def check_hypergradient(
     z: PyTree,
     *,
     data: tuple[Any, ...] = (),
+    tasks: bool = False,
     tolerance: float = 1e-4,
     probes: int = 24,
 ) -> GradientCheck:
@@ -75,21 +77,25 @@ def check_hypergradient(
     Beside (x, z) it looks at `probes` points spread around it and over the sets, because some faults show only
     where a bound is active or where k̄ < K. Points at which φ has a kink are left out. Rules that approximate on
     purpose (a window, an unfinished linear solve, first order) are found wrong by as much as they are.
+
+    With `tasks` the leaves of the data have a leading axis, one entry per task, and φ is the mean over them
+    (`bilax.Tasks`), as for `solve(..., tasks=True)`.
     """
     if not isinstance(method, Method):
         raise TypeError(f"method must be a bilax.Method such as bilax.iaptt_gm(40, 5e-4), got {method!r}.")
     if probes < 1 or not tolerance > 0:
         raise ValueError(f"probes must be at least 1 and tolerance positive, got {probes} and {tolerance}.")
+    one = first_task(data) if tasks else data
     with double_precision():
         x, z = in_double(check_point("x", x, may_be_empty=True)), in_double(check_point("z", z))
-        x, z = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("z", z, problem.y_set), data)
+        x, z = check_objectives(problem, check_inside("x", x, problem.x_set), check_inside("z", z, problem.y_set), one)
         size = ravel_pytree(x)[0].size + ravel_pytree(z)[0].size
-        comparison = jax.device_get(_compare(problem, method, x, z, data, low_discrepancy(probes, size, 3)))
+        comparison = jax.device_get(_compare(problem, method, x, z, data, low_discrepancy(probes, size, 3), tasks))
         context_error = None
         if problem.context is not None:
-            context_error = float(_context_error(problem, x, data))
+            context_error = float(_context_error(problem, x, one))
             if context_error <= tolerance and _x_is_wrong(comparison, tolerance):
-                context_error = _blame_on_context(problem, method, x, z, data, tolerance)
+                context_error = _blame_on_context(problem, method, x, z, one, tolerance)
     return _judge(comparison, context_error, tolerance, method)
 
 
@@ -98,7 +104,7 @@ def _blame_on_context(problem: Problem, method: Method, x: PyTree, z: PyTree, da
     view = problem.view(x, *data)
     plain = dataclasses.replace(problem, x_set=Reals(), context=None)
     size = ravel_pytree(view)[0].size + ravel_pytree(z)[0].size
-    without = jax.device_get(_compare(plain, method, view, z, data, low_discrepancy(8, size, 4)))
+    without = jax.device_get(_compare(plain, method, view, z, data, low_discrepancy(8, size, 4), False))
     return 0.0 if _x_is_wrong(without, tolerance) else math.inf
 
 
@@ -122,9 +128,12 @@ class _Comparison(NamedTuple):
 
 
 @quick_jit
-def _compare(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, unit: Array) -> _Comparison:
-    flat = flatten(problem, x, z, data)
+def _compare(
+    problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, unit: Array, tasks: bool
+) -> _Comparison:
+    flat = flatten(problem, x, z, first_task(data) if tasks else data)
     phi = approximate(problem, method)
+    phi, flat_ys = (Tasks(phi), jax.vmap(flat.ravel)) if tasks else (phi, flat.ravel)
     x0, z0 = flat.ravel(x), flat.ravel(z)
     n = x0.size
 
@@ -146,12 +155,12 @@ def _compare(problem: Problem, method: Method, x: PyTree, z: PyTree, data: Any, 
         error_x, error_z = jnp.max(error[:_SPANS], initial=0), jnp.max(error[_SPANS:], initial=0)
         info = phi_and_info(v)[1]
         swapped = jnp.full((), jnp.inf)
-        if 2 * n == v.size:
+        if 2 * n == v.size and not tasks:
             # The part of the x-gradient that does not go through y cannot have been swapped.
             direct = jax.grad(flat.upper)(v[:n], flat.ravel(info.y))
             other = jnp.concatenate([gradient[n:] + direct, gradient[:n] - direct])
             swapped = jnp.max(jnp.abs(spans @ other - fine) / size)
-        ends = jnp.stack([flat.ravel(info.y), flat.ravel(info.y_last)])
+        ends = jnp.stack([flat_ys(info.y), flat_ys(info.y_last)])
         clipped = jnp.any((ends <= flat.y_range.lo) | (ends >= flat.y_range.hi))
         return _Comparison(error_x, error_z, swapped, jnp.all(comparable), clipped, info.k_bar < method.inner_steps)
 
