@@ -98,6 +98,7 @@ def test_wrong_labels_are_found_and_named(cleaned):
     assert (found.suggested == truth).mean() > 0.95
     flagged = found.flag()
     assert abs(found.expected_precision(flagged) - wrong[flagged].mean()) < 0.12
+    assert f"CleanedLabels({flagged.sum()} of {len(labels)} labels flagged, of which" in repr(found)
     # The noise of the data: three in ten of each class get the next label.
     np.testing.assert_allclose(found.transition, 0.7 * np.eye(3) + 0.3 * np.roll(np.eye(3), 1, axis=1), atol=0.15)
 

@@ -122,6 +122,14 @@ class CleanedLabels(NamedTuple):
         """The share of wrong labels among the flagged ones that the probabilities promise; NaN where there are none."""
         return float(self.probability[flagged].mean()) if flagged.any() else float("nan")
 
+    def __repr__(self) -> str:
+        flagged = self.flag()
+        sure = f", of which {self.expected_precision(flagged):.0%} should be wrong" if flagged.any() else ""
+        return (
+            f"CleanedLabels({int(flagged.sum())} of {len(flagged)} labels flagged{sure}; by {self.recommended}; fields: "
+            f"{', '.join(self._fields)})"
+        )
+
 
 def clean_labels(
     inputs: Any,

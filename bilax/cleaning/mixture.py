@@ -144,7 +144,8 @@ def _mean(values: Array, weights: Array) -> Array:
 
 SOLVED = Method(400, LBFGS(), derivative=Implicit(1e-2, 400), start="warm", follower_tolerance=1e-3)
 """how a convex or nearly convex follower is solved and differentiated; pictures under a weak penalty have a condition
-number of 10⁵, for which 40 steps of conjugate gradients were too few"""
+number of 10⁵, for which 40 steps of conjugate gradients were too few. The likelihood of noisy rows is not convex: on
+scikit-learn's digits the follower ends where some curvatures are negative, and there the linear system has no answer"""
 
 
 def tune(x0: Leader, y0: PyTree, rows: Rows, steps: int = 30) -> tuple[Leader, PyTree]:
