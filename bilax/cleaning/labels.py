@@ -126,8 +126,8 @@ class CleanedLabels(NamedTuple):
         flagged = self.flag()
         sure = f", of which {self.expected_precision(flagged):.0%} should be wrong" if flagged.any() else ""
         return (
-            f"CleanedLabels({int(flagged.sum())} of {len(flagged)} labels flagged{sure}; by {self.recommended}; fields: "
-            f"{', '.join(self._fields)})"
+            f"CleanedLabels({int(flagged.sum())} of {len(flagged)} labels flagged{sure}; by {self.recommended}; "
+            f"fields: {', '.join(self._fields)})"
         )
 
 
