@@ -29,7 +29,7 @@ def test_iaptt_gm_solves_the_papers_example(start):
 
 def test_basin_shares_are_those_of_the_prototype():
     """The share of a grid of starts that ends within 2 % of x*; here a coarser grid than the figure's."""
-    xs, ys = (a.ravel() for a in np.meshgrid(np.linspace(1, 10, 20), np.linspace(-2, 2, 20)))
+    xs, ys = (a.ravel() for a in np.meshgrid(np.linspace(1, 10, 14), np.linspace(-2, 2, 14)))
     optimizer = optax.sgd(0.1)
 
     def share(method):
