@@ -1,6 +1,7 @@
 """Few-shot learning: tasks are a mean of φ, learners agree with naive ones, gradients with finite differences."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import pickle
@@ -46,7 +47,7 @@ from bilax.experiments.few_shot.trained import load_trained, omniglot_runs, star
 from bilax.experiments.few_shot.truncation import Truncation
 from bilax.experiments.runner import End, Experiment
 from bilax.gradient.tasks import tasks_at_once
-from bilax.models import ConvNet4, Dense
+from bilax.models import ConvNet4, Dense, ResNet12
 from tests.test_episodes import archive, drawing, mini, one_shot_runs
 
 WAY, SHOTS, QUERIES, TASKS = 3, 2, 4, 3
@@ -595,12 +596,14 @@ METHODS_ON_FILES = sorted({each["method"] for each in TABLE_2.values()} | {"ridg
     ],
 )
 def test_every_method_takes_a_step_on_made_files_of_both_formats(method, dataset, backbone, tmp_path, monkeypatch):
-    def shallow(*arguments, **options):
+    def shallow(make, *arguments, **options):
         """The first of the blocks, or the two that Relation Net needs: they take a fraction of the time to compile."""
-        whole = ConvNet4(*arguments, **options)
-        return eqx.tree_at(lambda n: n.blocks, whole, whole.blocks[: 1 + (method == "relation-net")])
+        whole = make(*arguments, **options)
+        less = eqx.tree_at(lambda n: n.blocks, whole, whole.blocks[: 1 + (method == "relation-net")])
+        return less if make is ConvNet4 else eqx.tree_at(lambda n: n.last, less, ())
 
-    monkeypatch.setattr("bilax.experiments.few_shot.run.ConvNet4", shallow)
+    for make in (ConvNet4, ResNet12):
+        monkeypatch.setattr(f"bilax.experiments.few_shot.run.{make.__name__}", functools.partial(shallow, make))
     folder = {"mini-imagenet": mini, "tiered-imagenet": made_tiered}[dataset](tmp_path)
     config = FewShot(
         method=method, dataset=dataset, folder=folder, backbone=backbone, filters=2, way=3, queries=2, inner_steps=2
