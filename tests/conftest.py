@@ -42,6 +42,33 @@ settings.register_profile("bilax", deadline=None, max_examples=20, derandomize=T
 settings.load_profile("bilax")
 
 
+THOROUGH = (
+    "test_killed_runs_end_bit_identical[two]",
+    "test_diagnosis_agrees_with_dense_hessians[network]",
+    "test_other_problems[rastrigin]",
+    "test_tolls_on_the_simplex[squares]",
+    "test_large_followers_and_terms",
+    "test_table_2_in_small",
+    "test_table_3_in_small",
+    "test_figure_3_right_in_small",
+    "test_compare_cleaning_takes_up_where_it_was",
+    "test_bench_stochastic_measures_bilax_alone_and_keeps_what_it_has",
+    "test_a_leader_that_cannot_be_tuned_is_told",
+    "test_a_run_that_goes_on_draws_no_task_again",
+    "[resnet-18, statistics of the batch]",
+    "--backbone resnet12 --way 3 --method protonet]",
+    *(f"_files_of_both_formats[{name}-tiered" for name in ("bda", "fomaml", "maml-pp", "reptile", "rhg", "t-rhg")),
+)
+"""parts of the names of tests that take long and have a cheaper one beside them: for BILAX_THOROUGH=1 alone"""
+
+
+def pytest_collection_modifyitems(items):
+    if not os.environ.get("BILAX_THOROUGH"):
+        for item in items:
+            if any(part in item.nodeid for part in THOROUGH):
+                item.add_marker(pytest.mark.skip(reason="takes long: BILAX_THOROUGH=1 make test has it"))
+
+
 def pytest_collection_finish():
     """What is imported stays, and tracing makes much that stays for a while: the garbage collector need not go through
     it again and again."""

@@ -812,7 +812,9 @@ def test_validation_keeps_the_best_ends_the_run_and_survives_a_restart(dataset, 
     again.restore(kept, at(10)[0])
     assert [again(*at(step)) for step in (20, 30, 40)] == [False, False, True]
     config = FewShot(dataset=dataset, validate_every=10)
-    last: Any = types.SimpleNamespace(x=jnp.full(2, 40.0), z=jnp.zeros(1))
+    last: Any = types.SimpleNamespace(
+        x=jnp.full(2, 40.0), z=jnp.zeros(1), history=types.SimpleNamespace(k_bar=np.ones(4))
+    )
     assert config.details(End(last, again, tmp_path, 0.0))["validation"] == [[k, v] for k, v in values.items()]
     best, _ = load_learned(tmp_path, (jnp.zeros(2), jnp.zeros(1)))
     assert best[0] == 20
