@@ -78,7 +78,7 @@ class Implicit(eqx.Module):
     ) -> tuple[PyTree, Array]:
         """What a cotangent v of the solution y means for the parameters, and the relative error of the linear solve."""
         direct = self.solver is None and self.tolerance is not None and optax.tree.size(y) <= self.dense
-        response = _dense if direct else self._iterated
+        response = self._dense if direct else self._iterated
         alpha, u, error = response(follower(params), y, v)
 
         def proximal_step(params):
@@ -86,6 +86,30 @@ class Implicit(eqx.Module):
             return one.prox(move(y, jax.grad(one.lower)(y), alpha), alpha)
 
         return jax.vjp(proximal_step, params)[1](u)[0], error
+
+    def _dense(self, follower: Follower, y: PyTree, v: PyTree) -> tuple[Array, PyTree, Array]:
+        """α, u and the relative error, with the Hessian and the proximal map's derivative as matrices."""
+        flat, unravel = ravel_pytree(y)
+        right = ravel_pytree(v)[0]
+        lower = jax.grad(lambda w: follower.lower(unravel(w)))
+        slope, hessian = lower(flat), jax.jacfwd(lower)(flat)
+        size = jnp.max(jnp.sum(jnp.abs(hessian), axis=1))
+        alpha = 1 / jnp.where(size > 0, size, 1)
+        if isinstance(follower.y_set, Reals):
+            u, error = _solve_dense(alpha * hessian, right, self.tolerance, symmetric=True)
+            return alpha, unravel(u), error
+        moved, identity = flat - alpha * slope, jnp.eye(flat.size, dtype=flat.dtype)
+        face = tangent(follower.y_set, unravel(moved), alpha)
+        if face is None:
+            derivative = jax.jacfwd(lambda w: ravel_pytree(follower.prox(unravel(w), alpha))[0])(moved)
+            u, error = _solve_dense(identity - (identity - alpha * hessian) @ derivative.T, right, self.tolerance)
+            return alpha, unravel(u), error
+        free = jax.vmap(lambda w: ravel_pytree(face(unravel(w)))[0])
+        bend = ravel_pytree(_bend(follower, unravel(moved), alpha))[0]
+        kept = free(identity)
+        matrix = identity - kept + alpha * free(free(hessian).T) + alpha * jnp.diag(bend)
+        w, error = _solve_dense(matrix, kept @ right, self.tolerance, symmetric=True)
+        return alpha, unravel(right + w - alpha * (hessian @ w)), error
 
     def _iterated(self, follower: Follower, y: PyTree, v: PyTree) -> tuple[Array, PyTree, Array]:
         slope = jax.grad(follower.lower)
@@ -177,35 +201,12 @@ class Neumann(eqx.Module):
         return Cotangents(pull(total)[0], jax.tree.map(jnp.zeros_like, run.z), error, jnp.isfinite(error))
 
 
-def _dense(follower: Follower, y: PyTree, v: PyTree) -> tuple[Array, PyTree, Array]:
-    """α, u and the relative error, with the Hessian and the proximal map's derivative as matrices."""
-    flat, unravel = ravel_pytree(y)
-    right = ravel_pytree(v)[0]
-    lower = jax.grad(lambda w: follower.lower(unravel(w)))
-    slope, hessian = lower(flat), jax.jacfwd(lower)(flat)
-    size = jnp.max(jnp.sum(jnp.abs(hessian), axis=1))
-    alpha = 1 / jnp.where(size > 0, size, 1)
-    if isinstance(follower.y_set, Reals):
-        u, error = _solve_dense(alpha * hessian, right, symmetric=True)
-        return alpha, unravel(u), error
-    moved, identity = flat - alpha * slope, jnp.eye(flat.size, dtype=flat.dtype)
-    face = tangent(follower.y_set, unravel(moved), alpha)
-    if face is None:
-        derivative = jax.jacfwd(lambda w: ravel_pytree(follower.prox(unravel(w), alpha))[0])(moved)
-        u, error = _solve_dense(identity - (identity - alpha * hessian) @ derivative.T, right)
-        return alpha, unravel(u), error
-    free = jax.vmap(lambda w: ravel_pytree(face(unravel(w)))[0])
-    bend = ravel_pytree(_bend(follower, unravel(moved), alpha))[0]
-    kept = free(identity)
-    w, error = _solve_dense(
-        identity - kept + alpha * free(free(hessian).T) + alpha * jnp.diag(bend), kept @ right, True
-    )
-    return alpha, unravel(right + w - alpha * (hessian @ w)), error
+def _solve_dense(matrix: Array, right: Array, tolerance: Any, symmetric: bool = False) -> tuple[Array, Array]:
+    """By a factorisation and a step of refinement; where that fails, the shortest of the least-squares solutions.
 
-
-def _solve_dense(matrix: Array, right: Array, symmetric: bool = False) -> tuple[Array, Array]:
-    """By a factorisation and a step of refinement; where that fails, the shortest of the least-squares solutions."""
-    norm = jnp.linalg.norm(right)
+    It fails where neither 10⁻⁶ nor the tolerance is reached, and single precision hardly reaches the former.
+    """
+    norm, enough = jnp.linalg.norm(right), jnp.maximum(tolerance, 1e-6)
     unit = right / jnp.where(norm > 0, norm, 1)
 
     def error_of(solution):
@@ -219,7 +220,7 @@ def _solve_dense(matrix: Array, right: Array, symmetric: bool = False) -> tuple[
         factors = jax.scipy.linalg.lu_factor(matrix)
         solution = refined(lambda b: jax.scipy.linalg.lu_solve(factors, b))
         # Flat directions of the follower that the leader does not care about do not respond.
-        good = error_of(solution) <= 1e-6
+        good = error_of(solution) <= enough
         return jax.lax.cond(good, lambda: solution, lambda: jnp.linalg.lstsq(matrix, unit, rcond=1e-10)[0])
 
     if not symmetric:
@@ -228,7 +229,7 @@ def _solve_dense(matrix: Array, right: Array, symmetric: bool = False) -> tuple[
     # Definite, where the follower is strongly convex; else there is no such factor and its place is taken by NaN.
     factor = jax.scipy.linalg.cho_factor(matrix, lower=True)
     solution = refined(lambda b: jax.scipy.linalg.cho_solve(factor, b))
-    solution = jax.lax.cond(error_of(solution) <= 1e-6, lambda: solution, eliminated)
+    solution = jax.lax.cond(error_of(solution) <= enough, lambda: solution, eliminated)
     return norm * solution, error_of(solution)
 
 
