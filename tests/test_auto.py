@@ -128,7 +128,7 @@ def test_several_minima_of_a_later_task_are_seen():
     )
     solution = bilax.solve(problem, bilax.auto(), 0.0, 0.9, data=(np.asarray([0.0, 4.0]),), tasks=True)
     assert "several minima" in str(solution.plan)
-    right = scipy.optimize.minimize_scalar(
+    right: Any = scipy.optimize.minimize_scalar(
         lambda y: 4 * (y**2 - 1) ** 2 + (y + 0.1) ** 2, bounds=(-2, 0), method="bounded", options={"xatol": 1e-9}
     )
     np.testing.assert_allclose(solution.y, [-0.1, right.x], atol=1e-4)
