@@ -1236,7 +1236,7 @@ def test_truncation_is_compared_along_each_line(tmp_path, monkeypatch, capsys):
     def train(config):
         asked.append(config)
         accuracy = 0.5 if config.method == "iaptt-gm" and config.step_size == 3 else 0.4
-        return RUN | {"validation": [[4, accuracy]]}
+        return RUN | {"validation": [[4, accuracy]], "measures": {}}
 
     monkeypatch.setattr(FewShot, "train", train)
     target = Truncation(out=tmp_path, runs=tmp_path)
@@ -1246,6 +1246,8 @@ def test_truncation_is_compared_along_each_line(tmp_path, monkeypatch, capsys):
     assert len({config.out for config in asked}) == len(asked)
     target.compute()
     assert len(asked) == 3 * 10
+    with pytest.raises(SystemExit):
+        dataclasses.replace(target, outer_steps=7).compute()  # does not replace what took long
     assert [claim.held for claim in target.claims(results)] == [True, False, False, False]
     (figure,) = dataclasses.replace(target, redraw=True).show(target.stored())
     assert figure.exists()

@@ -269,6 +269,14 @@ def to_plain(value: Any, digits: int = 7) -> Any:
     return float(f"{number:.{digits}g}") if isinstance(number, float) else number
 
 
+def saved_figure(figure: Any, path: Path) -> Path:
+    """Writes a figure, which is then closed, and returns where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt().close(figure)
+    return path
+
+
 def plt() -> Any:
     """pyplot without a screen, in this project's style."""
     import matplotlib

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 import bilax
-from bilax.app.show import Arg, Claim, Target, load_json, plt, save_json, show_table, steps
+from bilax.app.show import Arg, Claim, Target, load_json, plt, save_json, saved_figure, show_table, steps
 from bilax.datasets import find, load
 
 NOISE, SHARES, TRUSTED, SEEDS = ("uniform", "by class"), (0.3, 0.1, 0.5), (0.05, 0.01, 0.2), (0, 1, 2)
@@ -255,10 +255,7 @@ def _figure(cells: Cells, path: Path) -> Path:
         axis.plot([0, 1], [0, 1], color="grey", lw=0.8)
         axis.set(title=f"{MEASURES[measure]} of finding wrong labels", xlabel=OURS, ylabel="the other method")
     panels[0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt().close(figure)
-    return path
+    return saved_figure(figure, path)
 
 
 @functools.cache

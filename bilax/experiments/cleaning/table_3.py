@@ -21,6 +21,7 @@ from bilax.app.show import (
     plt,
     refuse_to_replace,
     save_json,
+    saved_figure,
     show_table,
     steps,
     stored_results,
@@ -283,7 +284,7 @@ def draw_curves(runs: dict[str, Any], title: str, path: Path) -> Path:
     handles, labels = axes[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")
     figure.suptitle(title)
-    return _saved(figure, path)
+    return saved_figure(figure, path)
 
 
 def draw_trade_off(runs: dict[str, Any], data: str, path: Path) -> Path:
@@ -306,7 +307,7 @@ def draw_trade_off(runs: dict[str, Any], data: str, path: Path) -> Path:
     axis.set(xlabel="test accuracy at y_K (%)", ylabel="F1 (%)", xlim=(low[0] - 4, None), ylim=(low[1] - 6, None))
     axis.set_title(f"{data}: along each run to its end (dot); the paper's end (cross)", fontsize=9)
     axis.legend(fontsize=7, loc="lower left", frameon=True, framealpha=1)
-    return _saved(figure, path)
+    return saved_figure(figure, path)
 
 
 def _grey_lines(runs: dict[str, Any]) -> Iterator[tuple[str, float, dict[str, Any]]]:
@@ -353,14 +354,7 @@ def draw_pictures(groups: list[tuple[str, list[tuple[np.ndarray, str, bool]]]], 
         for axis, (picture, caption, right) in zip(block.axes, pictures, strict=False):
             axis.imshow(picture, cmap="gray_r" if picture.ndim == 2 else None)
             axis.set_title(caption, fontsize=7, color="#0072B2" if right else "#D55E00", pad=2)
-    return _saved(figure, path)
-
-
-def _saved(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt().close(figure)
-    return path
+    return saved_figure(figure, path)
 
 
 @dataclasses.dataclass
@@ -419,7 +413,7 @@ class Figure3Right(Target):
         rows[0][1].legend()
         columns = ("setting", "method", "upper at the end", "accuracy", "steps to IA-GM's half-way loss", "s/step")
         show_table(f"hyper-cleaning of {self.dataset} with a convex follower", columns, table)
-        return [_saved(figure, self.figure_path())]
+        return [saved_figure(figure, self.figure_path())]
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         """IA-GM(A) is faster, setting by setting."""

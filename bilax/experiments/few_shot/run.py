@@ -21,14 +21,14 @@ from jaxtyping import PyTree
 import bilax
 from bilax.app.data_command import data_arg
 from bilax.app.errors import nearest
-from bilax.app.show import Arg, plt, steps
+from bilax.app.show import Arg, Target, console, plt, refuse_to_replace, save_json, steps, stored_results
 from bilax.datasets import DataError
 from bilax.datasets.classes import Splits
 from bilax.datasets.episodes import Episode, Episodes, Sinusoids
 from bilax.datasets.registry import DATA_SETS, DataSet, entry, load_classes
 from bilax.experiments.few_shot import learners as few_shot
 from bilax.experiments.few_shot.learners import Learner, LqPenalty
-from bilax.experiments.runner import End, Experiment, Setup
+from bilax.experiments.runner import End, Experiment, Setup, train_or_leave
 from bilax.files import read_whole, write_whole
 from bilax.models import ConvNet4, Dense, ResNet12
 
@@ -317,6 +317,25 @@ def tested(
                 advance()
 
         return few_shot.evaluate(learner, method, x, z, watched(), tasks)
+
+
+def stored_run(target: Target, path: Path, config: FewShot, title: str) -> dict[str, Any] | None:
+    """What `path` holds of a run with these settings; else the run, which is stored there unless --quick is given.
+
+    None where nothing may be computed (--redraw). What was made with other settings is not replaced.
+    """
+    found = None if target.quick else stored_results(path, config)
+    if found is not None or target.redraw:
+        return found
+    if path.exists() and not target.quick:
+        refuse_to_replace(path)
+    console.print(title, style="bold")
+    result = train_or_leave(config)
+    kept = ("status", "steps", "seconds", "mean_k_bar", "validation", "data_tag")
+    found = {name: result[name] for name in kept} | result["measures"]
+    if not target.quick:
+        save_json(path, config, found)
+    return found
 
 
 LEARNED = "learned.eqx"

@@ -17,14 +17,11 @@ from bilax.app.show import (
     console,
     file_stem,
     plt,
-    refuse_to_replace,
-    save_json,
+    saved_figure,
     show_table,
-    stored_results,
 )
 from bilax.datasets.registry import names
-from bilax.experiments.few_shot.run import WHOLE, FewShot
-from bilax.experiments.runner import train_or_leave
+from bilax.experiments.few_shot.run import WHOLE, FewShot, stored_run
 
 PAPER = {
     ("Proto Net", "convnet4"): ("49.42 ± 1.84", "68.20 ± 0.66", "53.31 ± 0.89", "72.69 ± 0.74"),
@@ -177,6 +174,11 @@ class Cell(NamedTuple):
     label: str
     seed: int
 
+    @property
+    def where(self) -> str:
+        """What it is a run on, in words."""
+        return f"{self.column.title}, seed {self.seed}"
+
 
 @dataclasses.dataclass
 class Table2(Target):
@@ -261,7 +263,9 @@ class Table2(Target):
 
     def _cell(self, cell: Cell) -> dict[str, Any] | None:
         chosen = self._chosen(cell)
-        return None if chosen is None else self._run(self.config(cell, **chosen), self._path(cell), cell)
+        if chosen is None:
+            return None
+        return stored_run(self, self._path(cell), self.config(cell, **chosen), f"{cell.label}, {cell.where}")
 
     def _chosen(self, cell: Cell) -> dict[str, float] | None:
         """What is chosen on the validation classes for a method of this kind; None if it is not known yet.
@@ -282,9 +286,8 @@ class Table2(Target):
             steps = config.outer_steps // 10
             out = self.runs / _stem(trial, "choice", f"{value:g}")
             config = dataclasses.replace(config, outer_steps=steps, validate_every=steps, test_tasks=20, out=out)
-            found = self._run(
-                config, self._path(trial, "choice", f"{value:g}"), trial, f" with {choice.setting} = {value:g}"
-            )
+            title = f"{trial.label} with {choice.setting} = {value:g}, {trial.where}"
+            found = stored_run(self, self._path(trial, "choice", f"{value:g}"), config, title)
             if found is None:
                 return None
             values[value] = found["validation"][-1][1] if found["validation"] else -math.inf
@@ -292,21 +295,6 @@ class Table2(Target):
 
     def _path(self, cell: Cell, *more: str) -> Path:
         return self.out / self.name / f"{_stem(cell, *more)}.json"
-
-    def _run(self, config: FewShot, path: Path, cell: Cell, words: str = "") -> dict[str, Any] | None:
-        """What is stored of a run, or else the run."""
-        found = None if self.quick else stored_results(path, config)
-        if found is not None or self.redraw:
-            return found
-        if path.exists() and not self.quick:
-            refuse_to_replace(path)
-        console.print(f"{cell.label}{words}, {cell.column.title}, seed {cell.seed}", style="bold")
-        result = train_or_leave(config)
-        kept = ("status", "steps", "seconds", "mean_k_bar", "validation", "data_tag")
-        found = {name: result[name] for name in kept} | result["measures"]
-        if not self.quick:
-            save_json(path, config, found)
-        return found
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         """Ours beside what was published, how the runs went, the paper's table, and the validation curves."""
@@ -377,10 +365,7 @@ class Table2(Target):
                 _label_log(axis)
         axes[1, 0].set_ylabel("validation error (%)")
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=7)
-        path = self.figure_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-        return path
+        return saved_figure(figure, self.figure_path())
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         """IAPTT-GM is best; ℓ_q and truncation help; what was published comes out here. A lead must be clear."""

@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from bilax.app.data_command import data_arg
 from bilax.app.errors import plain_errors
-from bilax.app.show import Arg, Claim, Target, console, file_stem, plt, save_json, show_table, stored_results
-from bilax.experiments.few_shot.run import FewShot
-from bilax.experiments.runner import train_or_leave
+from bilax.app.show import Arg, Claim, Target, file_stem, plt, saved_figure, show_table
+from bilax.experiments.few_shot.run import FewShot, stored_run
 
 METHODS = {"IAPTT-GM": "iaptt-gm", "IA-GM": "ia-gm", "z = 0": "rhg"}
 """with truncation; without it; and without a learned start as well"""
@@ -71,25 +70,12 @@ class Truncation(Target):
                     found = {label: self._run(method, changes) for label, method in METHODS.items()}
                     if all(found.values()):
                         value = next((v for v in changes.values() if not isinstance(v, str)), 0)
-                        value = changes.get("penalty_weight", value)
                         lines.setdefault(line, []).append({"value": value} | found)
         return {"dataset": self.dataset, "lines": lines}
 
     def _run(self, method: str, changes: dict[str, Any]) -> dict[str, Any] | None:
-        config = self.config(method, changes)
-        path = self.out / self.name / f"{_stem(method, changes)}.json"
-        found = None if self.quick else stored_results(path, config)
-        if found is None and not self.redraw:
-            console.print(_stem(method, changes), style="bold")
-            result = train_or_leave(config)
-            found = {
-                "accuracy": result["validation"][-1][1] if result["validation"] else 0.0,
-                "mean_k_bar": result["mean_k_bar"],
-                "status": result["status"],
-            }
-            if not self.quick:
-                save_json(path, config, found)
-        return found
+        stem = _stem(method, changes)
+        return stored_run(self, self.out / self.name / f"{stem}.json", self.config(method, changes), stem)
 
     def show(self, results: dict[str, Any]) -> list[Path]:
         """A row for each setting, and a panel for each line."""
@@ -97,7 +83,7 @@ class Truncation(Target):
             [
                 line,
                 f"{point['value']:g}",
-                *(f"{100 * point[m]['accuracy']:.1f}" for m in METHODS),
+                *(f"{_accuracy(point[m]):.1f}" for m in METHODS),
                 f"{_k_bar(point):.1f}",
             ]
             for line, points in results["lines"].items()
@@ -113,7 +99,7 @@ class Truncation(Target):
         for (above, below), (line, points) in zip(axes.T, lines.items(), strict=True):
             places = range(len(points))
             for label in METHODS:
-                above.plot(places, [100 * point[label]["accuracy"] for point in points], "o-", ms=4, label=label)
+                above.plot(places, [_accuracy(point[label]) for point in points], "o-", ms=4, label=label)
             below.plot(places, [_k_bar(point) for point in points], "o-", ms=4)
             for axis in (above, below):
                 axis.set_xticks(places, [f"{point['value']:g}" for point in points])
@@ -121,19 +107,21 @@ class Truncation(Target):
         axes[0, 0].set_ylabel("validation accuracy (%)")
         axes[1, 0].set_ylabel("mean k̄")
         axes[0, 0].legend(fontsize=7)
-        path = self.figure_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-        return path
+        return saved_figure(figure, self.figure_path())
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         """Of each line, whether truncation helps more as followers get harder. 400 tasks tell two per cent apart."""
         claims = []
         for line, points in results["lines"].items():
-            leads = [100 * (point["IAPTT-GM"]["accuracy"] - point["IA-GM"]["accuracy"]) for point in points]
+            leads = [_accuracy(point["IAPTT-GM"]) - _accuracy(point["IA-GM"]) for point in points]
             said = ", ".join(f"{lead:+.1f} at {point['value']:g}" for lead, point in zip(leads, points, strict=True))
             claims.append(Claim(f"truncation helps clearly somewhere along: {line}", said, max(leads) > 2))
         return claims
+
+
+def _accuracy(run: dict[str, Any]) -> float:
+    """Per cent, at the last validation; a run that failed before it has none, and counts as 0."""
+    return 100 * run["validation"][-1][1] if run["validation"] else 0.0
 
 
 def _k_bar(point: dict[str, Any]) -> float:
