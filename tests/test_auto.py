@@ -14,7 +14,7 @@ import pytest
 import scipy.optimize
 
 import bilax
-from bilax.methods.indifferent import flat_where_it_matters
+from bilax.methods.indifferent import flat_where_it_matters, variation
 
 COSTS = np.asarray([1.0, 1.5, 2.0, 4.0])
 
@@ -116,7 +116,7 @@ def test_each_fold_of_a_cross_validation_is_solved_by_itself():
     np.testing.assert_allclose(solution.upper, value, rtol=1e-6)
     np.testing.assert_allclose(solution.y, weights, rtol=1e-5, atol=1e-6)
     lower = [problem.lower(solution.x, w, *fold) for w, fold in zip(weights, zip(*data, strict=True), strict=True)]
-    np.testing.assert_allclose(solution.lower, sum(lower), rtol=1e-6)
+    np.testing.assert_allclose(solution.lower, np.mean(lower), rtol=1e-6)
     slopes = np.asarray([judge(np.asarray(x, float))[1] for x in solution.history.record[0]])
     assert np.linalg.norm(slopes[0]) > 0.01
     np.testing.assert_allclose(solution.history.record[1], slopes, rtol=1e-5, atol=1e-7)
@@ -419,6 +419,25 @@ def test_every_call_may_follow_every_other_with_closed_over_numpy_arrays():
         [sys.executable, "-c", textwrap.dedent(PAIRS)], capture_output=True, text=True, timeout=600, check=False
     )
     assert out.stdout.strip() == "fine", out.stdout + out.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("lower", "nowhere"),
+    [
+        (lambda x, y: (y - 1.0) ** 2 + jnp.exp(x) * y**2, [False, False]),
+        (lambda x, y: jnp.exp(x) * (y - 1.0) ** 2, [False, False]),
+        (lambda x, y: (x + 8.0) * y + 3.0, [True, False]),
+    ],
+    ids=["a penalty", "all of f grows", "none at the end"],
+)
+def test_a_wide_range_of_penalties_does_not_make_the_follower_indifferent(lower, nowhere):
+    """Of e²⁵ y² beside (y − 1)² a part in 10¹¹ is left at x = −8: it is all that the follower minds there."""
+    problem = bilax.Problem(lambda x, y: y**2, lower)
+    found = variation(problem, jnp.asarray([-8.0, 25.0]), jnp.linspace(-1.0, 2.0, 7), ())
+    assert list(found.nowhere) == nowhere
+    # F varies by 4: beside the least variation of f it counts for a hundred-millionth.
+    values = [np.ptp([float(lower(x, y)) for y in np.linspace(-1.0, 2.0, 7)]) for x in (-8.0, 25.0)]
+    assert found.weight == pytest.approx(1e-8 * min(v for v in values if v) / 4)
 
 
 def test_units_of_the_follower_do_not_make_it_indifferent():

@@ -1,5 +1,7 @@
 """What `auto` says of the end of a run."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -8,23 +10,37 @@ from bilax.methods.remarks import on_bounds, solved_anew
 from bilax.methods.solved_follower import SolvedFollower
 
 
+def ended_at(x, slope=1.0):
+    """A run that gained 1, and what slope F had at its end."""
+    history = SimpleNamespace(upper=np.asarray([2.0, 1.0]), grad_x_norm=np.asarray([3.0, slope]))
+    return SimpleNamespace(x=x, history=history)
+
+
 def test_leader_variables_on_their_bounds_are_named():
     boxes = {"a": bilax.Box(0.0, 2.0), "b": bilax.Box(-1.0, 1.0)}
     problem = bilax.Problem(lambda x, y: y, lambda x, y: y**2, bilax.Product(boxes))
-    said = on_bounds(problem, {"a": np.asarray([1.0, 2.0]), "b": np.asarray(-1.0)})
+    said = on_bounds(problem, ended_at({"a": np.asarray([1.0, 2.0]), "b": np.asarray(-1.0)}))
     assert said is not None
     assert said.startswith("2 of 3 leader variables")
     assert "x['a'][1] = 2, x['b'] = -1." in said
-    assert on_bounds(problem, {"a": np.asarray([1.0, 1.9]), "b": np.asarray(0.0)}) is None
-    assert on_bounds(bilax.Problem(lambda x, y: y, lambda x, y: y**2), np.asarray(3.0)) is None
+    assert said.endswith("widen it.")
+    assert on_bounds(problem, ended_at({"a": np.asarray([1.0, 1.9]), "b": np.asarray(0.0)})) is None
+    assert on_bounds(bilax.Problem(lambda x, y: y, lambda x, y: y**2), ended_at(np.asarray(3.0))) is None
+
+
+def test_a_bound_beyond_which_nothing_is_to_be_had_is_not_to_be_widened():
+    problem = bilax.Problem(lambda x, y: y, lambda x, y: y**2, bilax.Box(0.0, 1.0))
+    said = on_bounds(problem, ended_at(np.asarray(1.0), slope=1e-7))
+    assert said is not None
+    assert "F hardly changes there (its slope is 1.0e-07)" in said
 
 
 def test_a_zero_of_a_simplex_is_not_a_bound_to_widen():
     shares = bilax.Product((bilax.Each(bilax.Simplex()), bilax.NonNegative()))
     problem = bilax.Problem(lambda x, y: y, lambda x, y: y**2, shares)
     rows = np.asarray([[0.0, 1.0], [0.5, 0.5]])
-    assert on_bounds(problem, (rows, np.asarray([1.0, 2.0]))) is None
-    said = on_bounds(problem, (rows, np.asarray([1.0, 0.0])))
+    assert on_bounds(problem, ended_at((rows, np.asarray([1.0, 2.0])))) is None
+    said = on_bounds(problem, ended_at((rows, np.asarray([1.0, 0.0]))))
     assert said is not None
     assert said.startswith("1 of 6 leader variables ended on a bound of X: x[1][1] = 0.")
 

@@ -23,7 +23,9 @@ from bilax.problem.terms import brought_inside, tangent
 SHARE = 1e-8
 """how much F's variation counts beside f's where ties go to the leader"""
 FLAT = 1e-9
-"""variation, or curvature, beside what there is elsewhere, below which there is none"""
+"""curvature, beside what there is elsewhere, below which there is none"""
+SAME = 1e-12
+"""variation of f, beside f itself, below which there is none"""
 
 
 class _Leaning(eqx.Module):
@@ -48,17 +50,23 @@ class Variation(NamedTuple):
     """How much f and F vary with y at some points x."""
 
     nowhere: np.ndarray
-    """for each x, whether f does not vary there, though it does at another"""
+    """for each x, whether f does not vary there beyond its rounding, though it does at another"""
     weight: float
     """of F in an optimistic follower"""
 
 
 def variation(problem: Problem, xs: PyTree, ys: PyTree, data: tuple[Any, ...]) -> Variation:
-    """From values at the points ys, at each of xs; both along a leading axis."""
+    """From values at the points ys, at each of xs; both along a leading axis.
+
+    f at one x is not compared with f at another: exp(x) (y - 1)² at x = -8 varies, however much it does at x = 25. F
+    counts beside where f varies least, so that it decides nothing but ties.
+    """
     lower, upper = (np.asarray(values) for values in _values(problem, xs, ys, data))
     f, F = (np.asarray([_range(row) for row in values]) for values in (lower, upper))
-    largest_f, largest_F = (max(ranges[np.isfinite(ranges)], default=0.0) for ranges in (f, F))
-    return Variation(f <= FLAT * largest_f, float(SHARE * largest_f / largest_F) if largest_F > 0 else 0.0)
+    size = np.max(np.abs(np.where(np.isfinite(lower), lower, 0)), axis=1)
+    nowhere = f <= SAME * size
+    least_f, largest_F = min(f[f > SAME * size], default=0.0), max(F[np.isfinite(F)], default=0.0)
+    return Variation(nowhere & bool(least_f), float(SHARE * least_f / largest_F) if largest_F > 0 else 0.0)
 
 
 def _range(values: np.ndarray) -> float:

@@ -13,13 +13,15 @@ from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Box, Each, NonNegative, Product, Reals, Set, bounds
 
+FLAT = 1e-4
+"""slope at a bound, beside all that the run gained, below which more room is worth nothing"""
 NAMED = 3
 """leader variables that are named; of more the number is told"""
 
 
-def on_bounds(problem: Problem, x: PyTree) -> str | None:
-    """Which leader variables ended on a bound; None if none did."""
-    x = jax.tree.map(np.asarray, eqx.filter(x, eqx.is_inexact_array))
+def on_bounds(problem: Problem, solution: Any) -> str | None:
+    """Which leader variables ended on a bound, and whether F would fall beyond it; None if none did."""
+    x = jax.tree.map(np.asarray, eqx.filter(solution.x, eqx.is_inexact_array))
     leaves = [jax.tree.leaves(tree) for tree in (x, *bounds(_one_by_one(problem.x_set), x))]
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
     held, count = [], 0
@@ -32,7 +34,13 @@ def on_bounds(problem: Problem, x: PyTree) -> str | None:
     if not held:
         return None
     names = ", ".join(held[:NAMED]) + (", ..." if len(held) > NAMED else "")
-    return f"{len(held)} of {count} leader variables ended on a bound of X: {names}. If X was a guess, widen it."
+    # Along free variables F has no slope at the end: what is left is that along those that are held.
+    slopes, values = solution.history.grad_x_norm, solution.history.upper
+    slope, gained = (float(slopes[-1]), float(values[0] - values[-1])) if len(values) else (np.inf, 0.0)
+    advice = "If X was a guess, widen it."
+    if slope <= FLAT * gained:
+        advice = f"F hardly changes there (its slope is {slope:.1e}), so a wider X would gain little."
+    return f"{len(held)} of {count} leader variables ended on a bound of X: {names}. {advice}"
 
 
 def _one_by_one(x_set: Any) -> Any:

@@ -89,7 +89,7 @@ class SolvedFollower(eqx.Module):
     lean: float = 0.0
     """the weight of F in what the follower minimises, so that ties go to the leader"""
     tasks: bool = False
-    """whether y and the data have a leading axis, one entry per task: F is the mean over them, f the sum"""
+    """whether y and the data have a leading axis, one entry per task: F and f are the means over them"""
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> Carry:
         starts = jax.tree.map(lambda leaf: leaf[None], x0)
@@ -246,7 +246,7 @@ def _joined(each: Found) -> Found:
     return each._replace(
         value=jnp.mean(each.value),
         slope=jnp.mean(each.slope, axis=0),
-        lower=jnp.sum(each.lower),
+        lower=jnp.mean(each.lower),
         residual=jnp.linalg.norm(each.residual),
         steps=jnp.max(each.steps),
         solved=jnp.all(each.solved),

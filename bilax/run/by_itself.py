@@ -25,6 +25,8 @@ from bilax.run.chunks import Plan
 from bilax.run.data import Batches
 from bilax.run.loop import Loop, Record
 from bilax.run.options import RunOptions
+from bilax.run.processes import is_first
+from bilax.run.progress import tell
 from bilax.run.solution import BilevelError, Solution, Status
 from bilax.run.start import for_each_task, joined_record, start
 
@@ -59,6 +61,10 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
     def in_time():
         return left() != 0.0
 
+    def said(what):
+        if given.options.progress and is_first():
+            tell(what)
+
     problem, x0, y0 = given[:3]
     data: Any = given.data
     steady = isinstance(data, tuple) and not isinstance(data, Batches)
@@ -78,6 +84,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         one = x0, y0, example
         if given.many:
             one = *jax.tree.map(lambda leaf: leaf[0], (x0, y0)), of_start(example, given.data_axes, 0)
+        said("looking at the follower")
         algorithm, plan = method.prepare(problem, *one, steady=steady, alone=given.many, tasks=by_task, in_time=in_time)
         again, solution = (algorithm, plan), None
         for _ in range(2):
@@ -85,6 +92,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
                 break
             algorithm, plan = again
             record = joined_record(given.record, given.fixed)
+            said("compiling" if solution is None else "running again")
             loop = Loop(problem, algorithm, data, None, record, given.many, given.data_axes)
             options = dataclasses.replace(given.options, throw=False, time_limit=left())  # a second run may succeed
             solution = start(Plan(loop, x0, y0, given.key, given.steps, given.fixed), options)
@@ -94,6 +102,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
                     solution = dataclasses.replace(solution, status=Status.time_limit)
                     plan = plan.and_then("The run had converged, but there was no time to look for a lower follower.")
                 elif in_time():
+                    said("looking for a lower follower at the end")
                     again = method.review(problem, algorithm, y0, solution, data, plan)
         assert solution is not None
         if given.options.throw and solution.ended.failed:
@@ -101,8 +110,13 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         if again is not None and not solution.ended.failed:
             solution, plan = dataclasses.replace(solution, status=Status.doubtful), again[1]
         elif solution.ended is Status.doubtful:
-            plan = plan.and_then(f"The follower is far from solved: residual {np.max(solution.residual):.3g}.")
-        if isinstance(algorithm, SolvedFollower) and not given.many and not solution.ended.failed:
+            plan = plan.and_then(
+                "The follower is far from solved where the run ended: one step of its descent on f would move y by "
+                "more than a hundredth of its size."
+            )
+        # What a run that is not to be trusted met on its way is no advice.
+        trusted = not solution.ended.failed and solution.ended is not Status.doubtful
+        if isinstance(algorithm, SolvedFollower) and not given.many and trusted:
             plan = _with_remarks(plan, problem, algorithm, solution, y0, data)
     double_x, double_y = (precise and double for double in given.doubles)
     return dataclasses.replace(
@@ -118,7 +132,7 @@ def _with_remarks(
     plan: Any, problem: Problem, algorithm: SolvedFollower, solution: Solution, y0: PyTree, data: tuple[Any, ...]
 ) -> Any:
     """The plan, with what is worth knowing of the end."""
-    remarks = [on_bounds(problem, solution.x)]
+    remarks = [on_bounds(problem, solution)]
     # Of smaller followers several minima were looked for; a clock that has run out allows no more.
     one = jax.tree.map(lambda leaf: leaf[0], y0) if algorithm.tasks else y0
     if optax.tree.size(one) > DENSE and solution.ended is not Status.time_limit:

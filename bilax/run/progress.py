@@ -43,6 +43,11 @@ def display(progress: bool, steps: int, done: int, all_taken: bool = True) -> It
             yield show
 
 
+def tell(what: str) -> None:
+    """A line on what takes its time now."""
+    print(f"bilax: {what} ...", file=sys.stderr, flush=True)
+
+
 class _Lines:
     """One plain line now and then, for logs."""
 

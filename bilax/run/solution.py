@@ -152,9 +152,10 @@ class Solution(eqx.Module):
         if np.ndim(self.steps):
             counts = {Status(int(s)).name: int(np.sum(self.status == s)) for s in np.unique(self.status)}
             return f"Solution({len(self.steps)} runs: {counts}, best upper={float(self.best.upper):.6g})"
+        chosen = f", k_bar={float(self.k_bar):g}" if self.k_bar else ""  # 0: the method chooses no iterate
         return (
             f"Solution({self.status.name} after {self.steps} steps: upper={float(self.upper):.6g}, "
-            f"lower={float(self.lower):.6g}, residual={float(self.residual):.3g}, k_bar={float(self.k_bar):g})"
+            f"lower={float(self.lower):.6g}, residual={float(self.residual):.3g}{chosen})"
         )
 
     @property

@@ -102,7 +102,7 @@ class Certificate(eqx.Module):
         """The verdict in sentences."""
         says = {
             Verdict.global_follower: (
-                f"y minimises the follower globally, up to {self.tolerance:.2g}: this is proven by interval bounds."
+                f"y minimises the follower globally, up to {self.tolerance:.2g} in f: interval bounds prove it."
             ),
             Verdict.stationary_only: (
                 f"y is stationary, but another follower is lower by {self.gap:.2g}: the leader's value at (x, y) "
