@@ -25,7 +25,7 @@ from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Reals, bounds
-from bilax.problem.terms import inside, tangent
+from bilax.problem.terms import has_flat_faces, inside
 
 SMALL = 50_000
 """variables up to which `auto` computes in double precision on the CPU"""
@@ -65,7 +65,7 @@ class Auto(eqx.Module):
 
     def by_task(self, problem: Problem, x0: PyTree) -> bool:
         """Whether each task's follower is solved by itself; else all of them are one follower."""
-        return _has_flat_faces(problem, x0)
+        return _has_leader_in_flat_faces(problem, x0)
 
     def prepare(
         self,
@@ -117,7 +117,7 @@ class Auto(eqx.Module):
                 f"{'The follower is large' if size > DENSE else 'The time was up'}: it is solved from y0 and goes on "
                 "from its last answer as x moves; other minima are not looked for."
             )
-        if not _has_flat_faces(problem, x0):
+        if not _has_leader_in_flat_faces(problem, x0):
             reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")
             return Hypergradient(method, optax.adam(0.05)), Chosen(tuple(reasons))
         lanes = (LANES if together <= NEWTON else FEW) if max(together, optax.tree.size(x0)) <= DENSE else 1
@@ -194,7 +194,7 @@ _PLACES = 3
 def choose_solver(problem: Problem, x0: PyTree, y0: PyTree, data: tuple[Any, ...]) -> tuple[Any, str]:
     size = optax.tree.size(y0)
     y_set = problem.set_of_y(problem.view(x0, *data))
-    flat = isinstance(y_set, Reals) or tangent(y_set, y0, 1.0) is not None
+    flat = isinstance(y_set, Reals) or has_flat_faces(y_set)
     newton = f"{size} follower variables: Newton's method with the whole Hessian, and its implicit derivative."
     lbfgs = f"{size} follower variables: L-BFGS, and an implicit derivative."
     if size <= NEWTON or (size <= DENSE and not flat):
@@ -302,13 +302,17 @@ def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
     around = here + np.resize([0.3, 1.0, 3.0], count)[:, None] * np.maximum(1.0, np.abs(here)) * normal
     between = np.where(bounded, lo, 0) + unit * np.where(bounded, hi - lo, 0)
     rows = jnp.asarray(np.where(bounded, between, around), flat.dtype)
+    return _into(a_set, jax.vmap(unravel)(rows), point)
 
-    def into(row):
-        # A little towards the given point: on the boundary of a set an objective may be infinite (y log y).
-        nearest = inside(a_set, unravel(row))
-        return jax.tree.map(lambda a, b: 0.95 * a + 0.05 * b, nearest, point)
 
-    return jax.vmap(into)(rows)
+@quick_jit
+def _into(a_set: Any, rows: PyTree, point: PyTree) -> PyTree:
+    """Each row inside the set and a little towards the given point: on a boundary f may be infinite (y log y)."""
+
+    def one(row):
+        return jax.tree.map(lambda a, b: 0.95 * a + 0.05 * b, inside(a_set, row), point)
+
+    return jax.vmap(one)(rows)
 
 
 class Survey(NamedTuple):
@@ -359,9 +363,9 @@ def looked_at(trees: PyTree, tasks: bool) -> list[PyTree]:
     return [jax.tree.map(lambda leaf, i=i: leaf[i], trees) for i in range(count)]
 
 
-def _has_flat_faces(problem: Problem, x0: PyTree) -> bool:
+def _has_leader_in_flat_faces(problem: Problem, x0: PyTree) -> bool:
     """Whether there is a leader, and its X has flat faces: what a line search along them needs."""
-    return bool(jax.tree.leaves(x0)) and tangent(problem.x_set, x0, 1.0) is not None
+    return bool(jax.tree.leaves(x0)) and has_flat_faces(problem.x_set)
 
 
 def _count(y0: PyTree) -> int:

@@ -190,13 +190,18 @@ def tangent(a_set: Any, v: PyTree, step: Any) -> Callable[[PyTree], PyTree] | No
     A set or term may tell the coordinates that are free by a method `tangent(v, step)`; of a flat set it is the
     derivative of the projection.
     """
+    if not has_flat_faces(a_set):
+        return None
     if hasattr(a_set, "tangent"):
         free = a_set.tangent(v, step)
         return lambda u: jax.tree.map(jnp.multiply, free, u)
-    if not isinstance(a_set, Set) or not is_flat(a_set):
-        return None
     pull = jax.vjp(a_set.project, v)[1]
     return lambda u: pull(u)[0]
+
+
+def has_flat_faces(a_set: Any) -> bool:
+    """Whether `tangent` knows the faces of this set or term."""
+    return hasattr(a_set, "tangent") or (isinstance(a_set, Set) and is_flat(a_set))
 
 
 def is_term(a_set: Any) -> bool:

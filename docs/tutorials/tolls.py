@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-import optax
 
 cost, congestion, spread = np.array([1.0, 1.5, 2.0, 4.0]), np.array([2.0, 1.0, 1.0, 0.5]), 0.3
 
@@ -92,7 +91,7 @@ narrow = bilax.Problem(
     x_set=bilax.Product({"toll": bilax.Box(0.0, 6.0), "width": bilax.Box(0.05, 1.0)}),
     y_set=allowed,
 )
-method = bilax.Method(60, bilax.Newton(), derivative=bilax.Implicit(), follower_tolerance=1e-5)
-first = {"toll": jnp.ones(3), "width": jnp.asarray(0.5)}
-result = bilax.solve(narrow, method, first, jnp.full(4, 0.25), steps=400, optimizer=optax.adam(0.03))
+first = {"toll": np.ones(3), "width": np.asarray(0.5)}
+result = bilax.solve(narrow, bilax.auto(), first, np.full(4, 0.25))
 print("tolls", result.x["toll"], " width", result.x["width"], " shares", result.y)
+print(result)
