@@ -58,5 +58,21 @@ def test_a_follower_that_ends_elsewhere_when_solved_anew_is_told():
     )  # fmt: skip
     said = solved_anew(problem, algorithm, solution, jnp.asarray(0.9), ())
     assert said is not None
-    assert f"F = {(wells[2] + 1) ** 2:.6g}" in said
+    assert f"F = {(wells[2] + 1) ** 2:.6g}" in said.words
+    assert not said.too_good  # f is higher there
     assert solved_anew(problem, algorithm, solution, jnp.asarray(-0.9), ()) is None
+
+
+def test_an_answer_that_the_lower_minimum_does_not_grant_is_too_good():
+    """As above, but the run ended in the right well, which F likes better and which is the higher one in f."""
+    problem = bilax.Problem(lambda x, y: (y - 1.0) ** 2, lambda x, y: (y**2 - 1.0) ** 2 + x * y)
+    method = bilax.Method(50, bilax.Newton(), derivative=bilax.Implicit(), start="warm", follower_tolerance=1e-9)
+    well = float(np.max(np.roots([4.0, 0.0, -4.0, 0.1]).real))
+    solution = bilax.Solution(
+        x=np.asarray(0.1), y=well, z=well, upper=(well - 1) ** 2, lower=(well**2 - 1) ** 2 + 0.1 * well, residual=0.0,
+        k_bar=0, status=bilax.Status.converged, steps=1, history=bilax.History(*[np.asarray([3.0])] * 6),
+    )  # fmt: skip
+    said = solved_anew(problem, SolvedFollower(method, None), solution, jnp.asarray(-0.9), ())
+    assert said is not None
+    assert said.too_good
+    assert "lower one in f" in said.words

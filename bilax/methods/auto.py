@@ -59,6 +59,9 @@ class Chosen(NamedTuple):
 class Auto(eqx.Module):
     """What `auto` makes; `prepare` chooses an algorithm for a problem."""
 
+    tolerance: float = 1e-4
+    """of the leader: √(what a step may gain / what has been gained)"""
+
     def precise(self, x0: PyTree, y0: PyTree) -> bool:
         """Whether to compute in double precision inside: where it is small enough, on the CPU."""
         return jax.default_backend() == "cpu" and optax.tree.size((x0, y0)) <= SMALL
@@ -134,7 +137,7 @@ class Auto(eqx.Module):
             + (f", and {rounds} times from around the best." if rounds else ".")
         )
         plan = Chosen(tuple(reasons))
-        return SolvedFollower(method, more, rounds, lean=lean, tasks=tasks), plan
+        return SolvedFollower(method, more, rounds, self.tolerance, lean=lean, tasks=tasks), plan
 
     def review(
         self, problem: Problem, algorithm: Any, y0: PyTree, solution: Any, data: tuple[Any, ...], plan: Chosen

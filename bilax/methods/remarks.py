@@ -1,6 +1,6 @@
 """What `auto` adds to its plan at the end of a run: which bounds hold the leader, and a large follower solved anew."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -52,9 +52,17 @@ def _one_by_one(x_set: Any) -> Any:
     return x_set if isinstance(x_set, Box | NonNegative) else Reals()
 
 
+class Anew(NamedTuple):
+    """What the follower, solved at the final x from the caller's y0, came to."""
+
+    words: str
+    too_good: bool
+    """whether f is lower there and F higher: an F that the follower's best answer does not grant was claimed"""
+
+
 def solved_anew(
     problem: Problem, algorithm: SolvedFollower, solution: Any, y0: PyTree, data: tuple[Any, ...]
-) -> str | None:
+) -> Anew | None:
     """Whether the follower, solved at the final x from the caller's y0, gives another F; None where it does not.
 
     A run follows one minimum from x to x. With several, solving again from y0 may well end in another.
@@ -64,10 +72,17 @@ def solved_anew(
     gained = float(solution.history.upper[0]) - float(solution.upper) if len(solution.history.upper) else 0.0
     if abs(upper - float(solution.upper)) <= 0.01 * abs(gained) + 1e-6 * abs(upper):
         return None
-    return (
+    too_good = upper > float(solution.upper) and lower < float(solution.lower) - 1e-6 * abs(lower)
+    meant = (
+        "That minimum is the lower one in f, so the F claimed here is better than the follower's best answer grants. "
+        if too_good
+        else ""
+    )
+    return Anew(
         f"Solved anew from y0 at the final x, the follower ends in another minimum, with F = {upper:.6g} and "
-        f"f = {lower:.6g} (here F = {float(solution.upper):.6g}, f = {float(solution.lower):.6g}): F is that of "
-        "solution.y. Take solution.y as it is; solving or training again with this x may give less."
+        f"f = {lower:.6g} (here F = {float(solution.upper):.6g}, f = {float(solution.lower):.6g}). {meant}F is that of "
+        "solution.y: take solution.y as it is, for solving or training again with this x may end at a worse F.",
+        too_good,
     )
 
 

@@ -23,6 +23,9 @@ from bilax.problem.trees import choose
 
 MOST_TRIALS = 20
 """lengths that are tried along one line"""
+STALLED = (100, 1e-5)
+"""evaluations in which F must fall by this share of all that it fell: along directions in which nothing is to be had a
+leader may else creep for ever"""
 HALVING = 20
 """evaluations after which the better half of the starts goes on alone; the next half after twice as many"""
 
@@ -69,6 +72,10 @@ class Search(NamedTuple):
     failures: Array
     """lines in a row on which nothing descended"""
     gained: Array
+    mark: Array
+    """what had been gained when it was last looked whether anything still is"""
+    marked: Array
+    """after how many evaluations that was"""
     fresh: Array
     """whether `here` is a point that has not been evaluated yet"""
     done: Array
@@ -88,6 +95,8 @@ class SolvedFollower(eqx.Module):
     memory: int = 40
     lean: float = 0.0
     """the weight of F in what the follower minimises, so that ties go to the leader"""
+    prepares = True
+    """The first turn of the loop evaluates the starts: in `init`, F and its derivative would be compiled once more."""
     tasks: bool = False
     """whether y and the data have a leading axis, one entry per task: F and f are the means over them"""
 
@@ -95,12 +104,9 @@ class SolvedFollower(eqx.Module):
         starts = jax.tree.map(lambda leaf: leaf[None], x0)
         if self.more_starts is not None:
             starts = jax.tree.map(lambda a, b: jnp.concatenate([a, b.astype(a.dtype)]), starts, self.more_starts)
-        searches = jax.lax.map(lambda x: self._begin(problem, x, y0, data), starts)
-        carry = Carry(searches, starts, jnp.asarray(self.rounds))
-        # Where the follower takes all its steps and does not arrive, one start is enough to see how far one gets.
-        lost = searches.here.steps >= self.method.inner_steps
-        alone = jnp.all(lost) & (jnp.arange(lost.size) == _best(carry))
-        return carry._replace(searches=searches._replace(done=searches.done | (lost & ~alone)))
+        like = jax.eval_shape(lambda: self.evaluate(problem, x0, y0, data))
+        searches = jax.vmap(lambda x: self._unknown(like, x, y0))(starts)
+        return Carry(searches, starts, jnp.asarray(self.rounds))
 
     def step(self, problem: Problem, carry: Carry, data: tuple[Any, ...], key: Array) -> tuple[Carry, Evaluation]:
         def lane(search):
@@ -111,7 +117,8 @@ class SolvedFollower(eqx.Module):
         ended = jnp.all(carry.searches.done)
         found = found._replace(follower_steps=here.steps, converged=ended & (carry.rounds == 0), info=here)
         searches = choose(ended & (carry.rounds > 0), self._around_the_best(carry, key), carry.searches)
-        searches = _drop_the_worse(jax.lax.map(lane, searches))
+        fresh, searches = searches.fresh, jax.lax.map(lane, searches)
+        searches = _drop_the_worse(self._without_the_lost(searches, fresh))
         return carry._replace(searches=searches, rounds=jnp.where(ended, carry.rounds - 1, carry.rounds)), found
 
     def point(self, carry: Carry) -> tuple[PyTree, PyTree]:
@@ -137,6 +144,8 @@ class SolvedFollower(eqx.Module):
                 direction=jnp.zeros_like(search.direction),
                 pairs=forget(search.pairs),
                 gained=winner.gained,
+                mark=winner.gained,
+                marked=jnp.zeros_like(search.marked),
                 evaluations=jnp.zeros_like(search.evaluations),
                 failures=jnp.zeros_like(search.failures),
                 fresh=jnp.asarray(True),
@@ -160,15 +169,20 @@ class SolvedFollower(eqx.Module):
         # A slope that is not to be had is as bad as a value that is not.
         return found._replace(x=x, value=jnp.where(jnp.all(jnp.isfinite(found.slope)), found.value, jnp.inf))
 
-    def _begin(self, problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...]) -> Search:
-        here = self.evaluate(problem, x, y, data)
-        flat, kind = ravel_pytree(x)[0], here.value.dtype
-        alpha, zero = _first_length(here), jnp.zeros((), kind)
-        pairs = no_pairs(self.memory, flat)
-        count = jnp.zeros((), int)
-        numbers = zero, flat, zero, zero, zero, count, pairs, alpha, count, count, zero
-        search = Search(here, here, *numbers, jnp.asarray(False), ~jnp.isfinite(here.value))
-        return self._new_line(problem, search)
+    def _unknown(self, like: Found, x: PyTree, y: PyTree) -> Search:
+        """A search from a point that has not been evaluated; `like` tells shapes."""
+        here = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        y = jax.tree.map(lambda one, leaf: jnp.asarray(one, leaf.dtype), y, like.y)
+        here = here._replace(x=x, y=y, value=here.value + jnp.inf, solved=jnp.ones_like(here.solved))
+        zero, count, flat = jnp.zeros_like(here.value), jnp.zeros((), int), ravel_pytree(x)[0]
+        numbers = zero, jnp.zeros_like(flat), zero, zero, zero, count, no_pairs(self.memory, flat), zero, count, count
+        return Search(here, here, *numbers, zero, zero, count, jnp.asarray(True), jnp.asarray(False))
+
+    def _without_the_lost(self, searches: Search, fresh: Array) -> Search:
+        """Where the follower takes all its steps and does not arrive, one start is enough to see how far one gets."""
+        lost = fresh & ~searches.fresh & (searches.here.steps >= self.method.inner_steps)
+        alone = jnp.all(lost) & (jnp.arange(lost.size) == _lowest(searches))
+        return searches._replace(done=searches.done | (lost & ~alone))
 
     def _advance(self, problem: Problem, search: Search, data: tuple[Any, ...]) -> Search:
         """Tries one length; then another on the same line, or a new line from the best."""
@@ -228,6 +242,8 @@ class SolvedFollower(eqx.Module):
         gain = -(direction @ slope) / 2
         rounding = 4 * jnp.finfo(flat.dtype).eps * jnp.abs(search.here.value)
         arrived = gain <= self.tolerance**2 * search.gained + rounding
+        due = search.evaluations >= search.marked + STALLED[0]
+        arrived |= due & (search.gained - search.mark <= STALLED[1] * search.gained)
         zero = jnp.zeros_like(search.length)
         return search._replace(
             taken=zero,
@@ -236,6 +252,8 @@ class SolvedFollower(eqx.Module):
             low=zero,
             high=zero + jnp.inf,
             trials=jnp.zeros_like(search.trials),
+            mark=jnp.where(due, search.gained, search.mark),
+            marked=jnp.where(due, search.evaluations, search.marked),
             fresh=jnp.asarray(False),
             done=search.done | arrived | (search.failures >= 3) | ~jnp.isfinite(gain + search.here.value),
         )
@@ -254,7 +272,11 @@ def _joined(each: Found) -> Found:
 
 
 def _best(carry: Carry) -> Array:
-    value = carry.searches.here.value
+    return _lowest(carry.searches)
+
+
+def _lowest(searches: Search) -> Array:
+    value = searches.here.value
     return jnp.argmin(jnp.where(jnp.isfinite(value), value, jnp.inf))
 
 

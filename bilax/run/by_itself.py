@@ -117,7 +117,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         # What a run that is not to be trusted met on its way is no advice.
         trusted = not solution.ended.failed and solution.ended is not Status.doubtful
         if isinstance(algorithm, SolvedFollower) and not given.many and trusted:
-            plan = _with_remarks(plan, problem, algorithm, solution, y0, data)
+            solution, plan = _with_remarks(plan, problem, algorithm, solution, y0, data)
     double_x, double_y = (precise and double for double in given.doubles)
     return dataclasses.replace(
         solution,
@@ -130,16 +130,24 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
 
 def _with_remarks(
     plan: Any, problem: Problem, algorithm: SolvedFollower, solution: Solution, y0: PyTree, data: tuple[Any, ...]
-) -> Any:
-    """The plan, with what is worth knowing of the end."""
+) -> tuple[Solution, Any]:
+    """The solution, and the plan with what is worth knowing of the end; doubtful, if its F is too good to be true."""
     remarks = [on_bounds(problem, solution)]
-    # Of smaller followers several minima were looked for; a clock that has run out allows no more.
+    # Of smaller followers several minima were looked for.
     one = jax.tree.map(lambda leaf: leaf[0], y0) if algorithm.tasks else y0
-    if optax.tree.size(one) > DENSE and solution.ended is not Status.time_limit:
-        remarks.append(solved_anew(problem, algorithm, solution, y0, data))
+    if optax.tree.size(one) > DENSE:
+        if solution.ended is Status.time_limit:
+            remarks.append(
+                "There was no time to solve the follower anew from y0 at the end: whether that ends elsewhere, with "
+                "another F, is not known."
+            )
+        elif anew := solved_anew(problem, algorithm, solution, y0, data):
+            remarks.append(anew.words)
+            if anew.too_good and solution.ended is Status.converged:
+                solution = dataclasses.replace(solution, status=Status.doubtful)
     for remark in filter(None, remarks):
         plan = plan.and_then(remark)
-    return plan
+    return solution, plan
 
 
 def _floats_in_double(data: PyTree) -> PyTree:

@@ -92,13 +92,15 @@ def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> 
 def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree = None) -> tuple[State, History]:
     """Takes up to `count` ≤ `capacity` outer steps; a state whose status is not running stays as it is.
 
-    `batches` holds one batch per step along a leading axis, for data that come from outside.
+    `batches` holds one batch per step along a leading axis, for data that come from outside. An algorithm that
+    `prepares` has a turn before the first step, of which nothing is recorded.
     """
+    prepares = getattr(loop.algorithm, "prepares", False)
 
     def outer_step(i, state):
         batch = None if batches is None else jax.tree.map(lambda leaf: leaf[i], batches)
-        step = _outer_step_if_running if loop.many else _outer_step
-        return _for_each_start(loop, functools.partial(step, loop), _draws_of(loop, state, batch), state)
+        step = functools.partial(_outer_step_if_running if loop.many else _outer_step, loop, jnp.asarray(i >= 0))
+        return _for_each_start(loop, step, _draws_of(loop, state, batch), state)
 
     entry = jax.eval_shape(lambda: outer_step(0, state)[1])
     starts = 1 if loop.many else 0
@@ -113,10 +115,12 @@ def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree
         state, history = carry
         running = state.status == Status.running
         state, entry = jax.lax.cond(jnp.any(running) if loop.many else running, outer_step, skip, i, state)
-        place = (slice(None),) * starts + (i,)
-        return state, jax.tree.map(lambda leaf, value: leaf.at[place].set(value), history, entry)
+        place = (slice(None),) * starts + (jnp.where(i < 0, capacity, i) if prepares else i,)
+        mode = "drop" if prepares else None
+        return state, jax.tree.map(lambda leaf, value: leaf.at[place].set(value, mode=mode), history, entry)
 
-    return jax.lax.fori_loop(0, count, body, (state, jax.tree.map(room, entry)))
+    first = -jnp.asarray(jnp.all(state.step == 0), int) if prepares else 0
+    return jax.lax.fori_loop(first, count, body, (state, jax.tree.map(room, entry)))
 
 
 def finish(loop: Loop, state: State, ended: Any, y0: PyTree, batch: Any = None) -> tuple[Point, Array]:
@@ -155,14 +159,14 @@ def _unsettled(loop: Loop, point: Point, y0: PyTree, draws: Draws) -> Array:
     return jnp.any(jax.vmap(lambda y, y0, *task: unsettled(loop.problem, point.x, y, y0, task))(point.y, y0, *data))
 
 
-def _outer_step_if_running(loop: Loop, draws: Draws, state: State) -> tuple[State, History]:
+def _outer_step_if_running(loop: Loop, recorded: Array, draws: Draws, state: State) -> tuple[State, History]:
     """One of many starts: those that have ended stay as they are."""
     running = state.status == Status.running
-    after, entry = _outer_step(loop, draws, state)
+    after, entry = _outer_step(loop, recorded, draws, state)
     return choose(running, after, state), choose(running, entry, jax.tree.map(_nothing_like, entry))
 
 
-def _outer_step(loop: Loop, draws: Draws, state: State) -> tuple[State, History]:
+def _outer_step(loop: Loop, recorded: Array, draws: Draws, state: State) -> tuple[State, History]:
     after, point, found = _evaluated(loop, state, draws)
     if loop.every > 1:
         after = _further(loop, state, after, draws)
@@ -186,7 +190,10 @@ def _outer_step(loop: Loop, draws: Draws, state: State) -> tuple[State, History]
     stay = state._replace(status=status, good=choose(keep, point, state.good), scale=scale)
     on = stay._replace(carry=after, step=state.step + loop.every)
     # A step that was not taken leaves no entry.
-    return choose(ok, on, stay), choose(ok, entry, jax.tree.map(_nothing_like, entry))
+    state_after = choose(ok, on, stay)
+    if getattr(loop.algorithm, "prepares", False):
+        state_after = choose(recorded, state_after, state._replace(carry=after))
+    return state_after, choose(ok, entry, jax.tree.map(_nothing_like, entry))
 
 
 def _evaluated(loop: Loop, state: State, draws: Draws) -> tuple[PyTree, Point, Evaluation]:

@@ -61,9 +61,10 @@ def solve(
       some that it did not use.
     - `tasks`: the leaves of the data have a leading axis, one entry per task. A recipe's φ is the mean over tasks, each
       with a follower of its own that starts from the shared z (`bilax.Tasks`). Other methods keep a follower for each
-      task, so the tasks must stay the same; F is their mean and f their sum.
+      task, so the tasks must stay the same; F is their mean and f their sum (for `auto` the mean, too).
     - `key`: makes a run with random data repeatable.
-    - `tolerance`: end as converged once the residual and the relative outer step are below it.
+    - `tolerance`: end as converged once the residual and the relative outer step are below it; for `auto`, once the
+      next step promises less than its square of what F has fallen (10⁻⁴ by default).
     - `record`: a function (x, z, info) of each outer step whose values come back in `history.record`.
     - `progress`, `callbacks`, `saving`, `resume`, `time_limit`, `throw`, `record_every`: see `bilax.RunOptions`.
 
@@ -86,6 +87,7 @@ def solve(
     data = check_data(data)
     if isinstance(method, Auto):
         _check_for_auto(optimizer, z_optimizer)
+        method = method if tolerance is None else Auto(tolerance)
         if not method.precise(x0, y0):
             _warn_of_rounding(given_x0, given_y0, data)
         return solve_by_itself(
@@ -141,6 +143,7 @@ def multistart(
     data = check_data(data)
     if isinstance(method, Auto):
         _check_for_auto(optimizer, z_optimizer)
+        method = method if tolerance is None else Auto(tolerance)
         setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options, doubles, tasks)
         return solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
     algorithm = _algorithm(method, optimizer, z_optimizer, fixed, tasks)
