@@ -151,8 +151,9 @@ print(f"the PyTorch module itself now has a validation error of {error:.3f}")
 # - **Which parameters are the leader's?** x may be a module, too: a shared network as x and its last layer as y is how few-shot
 #   learning is written here.
 # - **A follower that is trained for some steps** is not solved: `rhg` and its kin differentiate the training itself. `auto` trains to
-#   the end, which takes longer and, up to some thousand weights, often ends better: `bilax.solve(problem, bilax.auto(), x0, parameters)`.
+#   the end, which takes longer and, up to some thousand weights, often ends better: `bilax.solve(problem, bilax.auto(), x0, parameters, progress=True, time_limit=300)`.
 # - **F is that of `solution.y`.** Trained again from another start, a network ends in another minimum with another F; `solution.plan`
 #   says so where it does. Take `solution.y` back into your module as above.
 # - **Several kinds of leader variables**, such as class weights and decays: a dictionary x, and
-#   `x_set=bilax.Product({"weights": bilax.Box(-4.0, 4.0), "decay": bilax.Box(-12.0, 0.0)})`.
+#   `x_set=bilax.Product({"weights": bilax.Box(-4.0, 4.0), "decay": bilax.Box(-12.0, 0.0)})`. All weights twice as large, and the decay
+#   too, change nothing: hold the weights together, such as by `len(w) * jax.nn.softmax(w)`.
