@@ -1,6 +1,6 @@
 # make run    set up and solve the paper's example     make test    set up and run all tests
 # make check  ruff and pyright                         make bench   beside its peers; what is stale
-# make docs   the site, every block of code run        BILAX_QUICK=1 make docs   with small numbers
+# make docs   the site, every block of code run        BILAX_QUICK=1 make docs   with small numbers (BILAX_PLAIN=1: none run)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet

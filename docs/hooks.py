@@ -1,6 +1,6 @@
 """What `make docs` does beside mkdocs: runs the pages, makes those that come from results/, and sets formulas.
 
-BILAX_QUICK=1 takes small numbers in the tutorials. What a page printed is kept in .cache/docs until it, the package or
+BILAX_QUICK=1 takes small numbers in the tutorials; BILAX_PLAIN=1 runs nothing, to see whether the site can be built. What a page printed is kept in .cache/docs until it, the package or
 its results change.
 """
 
@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The page with what its code prints and draws."""
-    if not any(pages.code_blocks(markdown)):
+    if "BILAX_PLAIN" in os.environ or not any(pages.code_blocks(markdown)):
         return markdown
     key = hashlib.sha256("\n".join([markdown, _source(), os.environ.get("BILAX_QUICK", "")]).encode()).hexdigest()
     kept = CACHE / key
