@@ -14,7 +14,7 @@ import pytest
 import scipy.optimize
 
 import bilax
-from bilax.methods.indifferent import flat_where_it_matters, variation
+from bilax.methods.indifferent_follower import flat_where_it_matters, variation
 
 COSTS = np.asarray([1.0, 1.5, 2.0, 4.0])
 
@@ -176,7 +176,7 @@ def test_a_minimum_that_the_survey_misses_is_found_at_the_end(monkeypatch):
 
 def test_auto_looks_at_the_clock_between_its_phases(monkeypatch):
     from bilax.methods import auto
-    from bilax.run import by_itself
+    from bilax.run import solve_auto
 
     problem = bilax.Problem(lambda x, y: (y - 1) ** 2, lambda x, y: (y - 2 * x) ** 2)
     with monkeypatch.context() as patch:
@@ -187,9 +187,9 @@ def test_auto_looks_at_the_clock_between_its_phases(monkeypatch):
     np.testing.assert_allclose((solution.y, solution.upper), (2 * solution.x, (2 * solution.x - 1) ** 2), rtol=1e-5)
     assert solution.steps <= 1
     # The time is up when the run has ended.
-    ended, start = [], by_itself.start
-    monkeypatch.setattr(by_itself, "start", lambda *plan: ended.append(0) or start(*plan))
-    monkeypatch.setattr(by_itself.time, "monotonic", lambda: 100.0 * len(ended))
+    ended, start = [], solve_auto.start
+    monkeypatch.setattr(solve_auto, "start", lambda *plan: ended.append(0) or start(*plan))
+    monkeypatch.setattr(solve_auto.time, "monotonic", lambda: 100.0 * len(ended))
     solution = bilax.solve(problem, bilax.auto(), 0.3, 0.0, time_limit=50.0)
     assert solution.status is bilax.Status.time_limit
     assert "no time to look for a lower follower" in str(solution.plan)

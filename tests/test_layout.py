@@ -25,7 +25,7 @@ MAY_IMPORT = {
 }
 BESIDES = {
     "run/solve.py": {"gradient", "methods"},
-    "run/by_itself.py": {"gradient", "methods"},
+    "run/solve_auto.py": {"gradient", "methods"},
     "run/start.py": {"gradient", "methods"},
 }
 """`solve` takes a recipe and makes an algorithm of it; the loop and all around it know algorithms alone"""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from bilax.experiments.peers import bilax_side, implicit, work
+from bilax.experiments.peers import implicit, implicit_by_bilax, work
 
 
 @pytest.mark.parametrize("name", ["elastic net", "svm box", "svm simplex"])
@@ -17,10 +17,10 @@ def test_the_reference_is_what_differences_give_and_lbfgs_comes_to_it(name, tmp_
     with jax.enable_x64(True):
         given = work.make(name, 50, 0)
         work.store(given, tmp_path, "float64")
-        exact = bilax_side.reference({"work": name, "folder": str(tmp_path)})
+        exact = implicit_by_bilax.reference({"work": name, "folder": str(tmp_path)})
         assert exact["differences"] < 1e-6
         assert exact["residual"] < 1e-12
-        run = bilax_side.hypergradient({"work": name, "variant": "LBFGS + cg", "most": 2000})
+        run = implicit_by_bilax.hypergradient({"work": name, "variant": "LBFGS + cg", "most": 2000})
         slope, _ = jax.jit(run)((1e-8, 1e-9), given.x, given.y0, *given.data)
         assert float(slope) == pytest.approx(exact["slope"], rel=1e-6)
 
@@ -36,7 +36,7 @@ def test_the_non_negative_follower_is_scipys(tmp_path):
 
     with jax.enable_x64(True):
         work.store(given, tmp_path, "float64")
-        exact = bilax_side.reference({"work": "nnls", "folder": str(tmp_path)})["slope"]
+        exact = implicit_by_bilax.reference({"work": "nnls", "folder": str(tmp_path)})["slope"]
     differences = (validation(given.x + 1e-4) - validation(given.x - 1e-4)) / 2e-4
     assert exact == pytest.approx(differences, rel=1e-5)
 
@@ -62,7 +62,7 @@ def test_a_process_answers_orders_by_lines(tmp_path):
         {"do": "run", "tolerance": 1e-3, "linear": 1e-3},
         {"do": "peak"},
     ]
-    command = [sys.executable, "-m", "bilax.experiments.peers.bilax_side"]
+    command = [sys.executable, "-m", "bilax.experiments.peers.implicit_by_bilax"]
     lines = "".join(json.dumps(order) + "\n" for order in orders)
     out = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout.splitlines()
     compiled, run, peak = map(json.loads, out)

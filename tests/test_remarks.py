@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilax
-from bilax.methods.remarks import on_bounds, solved_anew
+from bilax.methods.auto_remarks import on_bounds, solved_anew
 from bilax.methods.solved_follower import SolvedFollower
 
 

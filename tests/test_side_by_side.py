@@ -9,7 +9,7 @@ import pytest
 
 from bilax.app import versions
 from bilax.app.show import save_json
-from bilax.experiments.peers import orders, ours_side, side_by_side
+from bilax.experiments.peers import orders, side_by_side, steps_by_bilax
 from bilax.experiments.peers.cases import CASES
 from bilax.experiments.stored import stale
 
@@ -35,7 +35,7 @@ def line(case="toy-40", peer="higher", times=2.0):
 def test_a_side_gives_the_gradient_of_the_numerical_example(tmp_path):
     case = CASES["toy-40"]._replace(inner_steps=3)
     orders.store(tmp_path, case.make(0), "float32")
-    work = ours_side.Ours(case.order(), orders.load(str(tmp_path)))
+    work = steps_by_bilax.Ours(case.order(), orders.load(str(tmp_path)))
 
     def phi(x, z):
         y = [z]
@@ -115,7 +115,7 @@ def test_stored_numbers_say_which_code_made_them_and_what_has_changed(tmp_path, 
 
 
 def test_a_side_tells_its_errors_and_goes_on(monkeypatch, capsys):
-    class Fails(ours_side.Ours):
+    class Fails(steps_by_bilax.Ours):
         def __init__(self): ...
 
         def run(self, steps):
@@ -138,5 +138,5 @@ def test_pips_message_is_cut_to_what_matters():
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_has_what_its_sides_need(name):
     case = CASES[name]
-    assert case.kind in ours_side.KINDS
+    assert case.kind in steps_by_bilax.KINDS
     assert {"PyTorch", *side_by_side.PEERS} >= set(case.peers)

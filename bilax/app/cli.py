@@ -185,12 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if cut < len(rest):
         config = dataclasses.replace(config, rest=tuple(rest[cut + 1 :]))
     if getattr(config, "convolves", False):
-        from bilax.models.cpu import faster_convolutions
+        from bilax.models.faster_convolutions import faster_convolutions
 
         faster_convolutions()
     several = getattr(config, "devices", None), getattr(config, "distributed", False)
     if any(several):
-        from bilax.app.several import prepare
+        from bilax.app.several_devices import prepare
 
         prepare(*several)
     try:
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RuntimeError as error:
         if not several[1] or type(error).__name__ != "JaxRuntimeError":
             raise
-        from bilax.app.several import lost
+        from bilax.app.several_devices import lost
 
         lost(name, error)
     except BrokenPipeError:

@@ -19,7 +19,7 @@ import optax
 import bilax
 from bilax.app.errors import nearest, refuse
 from bilax.app.run_folder import check_config, mark, write_config, write_result
-from bilax.app.several import is_first, mesh, wait_for_all
+from bilax.app.several_devices import is_first, mesh, wait_for_all
 from bilax.app.show import Arg, console, show_table
 
 EXIT_CODES = {"interrupted": 130, "terminated": 143}

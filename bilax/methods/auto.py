@@ -20,7 +20,7 @@ from bilax.follower.trajectory import begin
 from bilax.gradient.implicit import DENSE, Implicit
 from bilax.gradient.method import Method
 from bilax.methods.hypergradient import Hypergradient
-from bilax.methods.indifferent import flat_where_it_matters, variation
+from bilax.methods.indifferent_follower import flat_where_it_matters, variation
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit

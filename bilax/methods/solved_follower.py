@@ -16,7 +16,7 @@ from bilax.follower.lbfgs import Pairs, forget, no_pairs, quasi_newton, remember
 from bilax.gradient.method import Method
 from bilax.gradient.phi import approximate
 from bilax.methods.algorithm import Evaluation
-from bilax.methods.indifferent import optimistic
+from bilax.methods.indifferent_follower import optimistic
 from bilax.problem.problem import Problem
 from bilax.problem.terms import tangent
 from bilax.problem.trees import choose

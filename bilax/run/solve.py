@@ -18,12 +18,12 @@ from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.problem import Problem
 from bilax.problem.sets import Each, Set
 from bilax.problem.variables import Fixed, joined_start, take_variables
-from bilax.run.by_itself import Setting, solve_by_itself
 from bilax.run.chunks import Plan
 from bilax.run.data import Batches, Data, check_data
 from bilax.run.loop import Loop, Record
 from bilax.run.options import RunOptions, Watching
 from bilax.run.solution import Solution
+from bilax.run.solve_auto import Setting, solve_by_itself
 from bilax.run.start import for_each_task, joined_record, start
 
 

@@ -87,8 +87,8 @@ class Implicit(Target):
 
     def compute(self) -> dict[str, Any]:
         commands = {
-            "bilax": [sys.executable, "-m", "bilax.experiments.peers.bilax_side"],
-            "jaxopt": [str(environment(self.cache, PEER)), str(Path(__file__).with_name("jaxopt_side.py"))],
+            "bilax": [sys.executable, "-m", "bilax.experiments.peers.implicit_by_bilax"],
+            "jaxopt": [str(environment(self.cache, PEER)), str(Path(__file__).with_name("implicit_by_jaxopt.py"))],
         }
         cases = QUICK if self.quick else dict.fromkeys(work.WORKS, SIZES)
         lines = [(n, s) for n, some in cases.items() for s in some if self.only in (None, n) and self.size in (None, s)]

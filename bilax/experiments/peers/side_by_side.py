@@ -36,7 +36,7 @@ NO_CHOICE = "has no choice among the follower's iterates and no gradient in its 
 CANNOT = dict.fromkeys([("Betty", kind) for kind in ("toy", "cleaning", "heads", "networks")], NO_CHOICE)
 """why a peer cannot express a kind of case"""
 MEASURED = ("problem", "follower", "gradient", "methods", "run", "models")
-MEASURED += tuple(f"experiments/peers/{one}.py" for one in ("ours_side", "torch_side", "torch_problems"))
+MEASURED += tuple(f"experiments/peers/{one}.py" for one in ("steps_by_bilax", "steps_by_torch", "torch_problems"))
 """the code that these numbers depend on"""
 MOST_BYTES = 12 << 30
 """that a side may take"""
@@ -142,8 +142,8 @@ class Peers(Target):
         able = [peer for peer, reason in why.items() if not reason]
         if not able:
             return lines
-        script = str(Path(__file__).with_name("torch_side.py"))
-        commands = {"bilax": [sys.executable, "-m", "bilax.experiments.peers.ours_side"]}
+        script = str(Path(__file__).with_name("steps_by_torch.py"))
+        commands = {"bilax": [sys.executable, "-m", "bilax.experiments.peers.steps_by_bilax"]}
         commands |= {peer: [str(python), script, peer] for peer in able}
         with tempfile.TemporaryDirectory() as folder:
             given = case.make(self.seed)
@@ -163,7 +163,7 @@ class Peers(Target):
         try:
             found = [first(command, case, folder, self.cores) for _ in range(1 if self.quick else self.starts)]
             result = {key: float(np.median([one[key] for one in found])) for key in found[0]}
-            if "bilax.experiments.peers.ours_side" in command:
+            if "bilax.experiments.peers.steps_by_bilax" in command:
                 with tempfile.TemporaryDirectory() as cache:
                     first(command, case, folder, self.cores, cache)
                     result["cached"] = first(command, case, folder, self.cores, cache)["first"]

@@ -1,4 +1,4 @@
-"""bilax's side of `bilax bench peers`: `python -m bilax.experiments.peers.ours_side`, orders by stdin."""
+"""bilax's side of `bilax bench peers`: `python -m bilax.experiments.peers.steps_by_bilax`, orders by stdin."""
 
 from typing import Any
 
@@ -105,7 +105,7 @@ def _few_shot(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
     from bilax.datasets.episodes import Episode
     from bilax.experiments.few_shot import learners
     from bilax.models import ConvNet4
-    from bilax.models.cpu import faster_convolutions
+    from bilax.models.faster_convolutions import faster_convolutions
 
     faster_convolutions()  # as `bilax run few-shot` does; nothing was computed yet
     episode = Episode(*map(jnp.asarray, given.data))

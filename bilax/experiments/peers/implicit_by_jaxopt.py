@@ -1,4 +1,4 @@
-"""jaxopt's side of `bilax bench implicit`: `python jaxopt_side.py` in an environment of its own, orders by stdin."""
+"""jaxopt's side of `bilax bench implicit`: run as a script in an environment of its own, orders by stdin."""
 
 import functools
 

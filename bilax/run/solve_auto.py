@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from bilax.gradient.implicit import DENSE
 from bilax.methods.auto import Auto
-from bilax.methods.remarks import on_bounds, solved_anew
+from bilax.methods.auto_remarks import on_bounds, solved_anew
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.minibatches import Draws, of_start

@@ -1,4 +1,4 @@
-"""PyTorch's side of `bilax bench peers`: `python torch_side.py LIBRARY`, orders by stdin. Imports nothing of bilax.
+"""PyTorch's side of `bilax bench peers`: `python steps_by_torch.py LIBRARY`, orders by stdin. Imports nothing of bilax.
 
 Each library in the way that its own documentation shows: PyTorch by `torch.autograd.grad(create_graph=True)` and
 `torch.func.functional_call`; higher by `innerloop_ctx`; TorchOpt by its functional optimiser, which leaves room for a
@@ -173,7 +173,7 @@ class Boat(Unrolled):
         super().__init__(order, given)
         global CURRENT
         CURRENT = self.problem
-        sys.modules["torch_side"] = sys.modules[__name__]
+        sys.modules["steps_by_torch"] = sys.modules[__name__]
         self.folder = tempfile.TemporaryDirectory()
 
     def _reset(self) -> None:
@@ -197,7 +197,7 @@ class Boat(Unrolled):
             "lower_level_opt": torch.optim.SGD(self.leaves[1], lr=self.rate), "upper_level_opt": self.outer,
         }  # fmt: skip
         losses = {
-            name: {"function": f"torch_side.boat_{name[:5]}"} for name in ("lower_level_loss", "upper_level_loss")
+            name: {"function": f"steps_by_torch.boat_{name[:5]}"} for name in ("lower_level_loss", "upper_level_loss")
         }
         self.boat = boat_torch.Problem(config, losses).build_ll_solver().build_ul_solver()
         self.done = 0

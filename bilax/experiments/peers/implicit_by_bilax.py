@@ -1,4 +1,4 @@
-"""bilax's side of `bilax bench implicit`: `python -m bilax.experiments.peers.bilax_side`, orders by stdin."""
+"""bilax's side of `bilax bench implicit`: `python -m bilax.experiments.peers.implicit_by_bilax`, orders by stdin."""
 
 from typing import Any
 
