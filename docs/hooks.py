@@ -1,7 +1,7 @@
 """What `make docs` does beside mkdocs: runs the pages, makes those that come from results/, and sets formulas.
 
-BILAX_QUICK=1 takes small numbers in the tutorials; BILAX_PLAIN=1 runs nothing, to see whether the site can be built. What
-a page printed is kept in .cache/docs until it, the package or its results change.
+BILAX_QUICK=1 takes small numbers in the tutorials; BILAX_PLAIN=1 runs nothing, to see whether the site can be built.
+What a page printed is kept in .cache/docs until it, the package or its results change.
 """
 
 import hashlib
