@@ -495,7 +495,7 @@ def test_a_polyhedron_tells_its_bounds_also_while_it_is_traced():
 
 def test_one_number_is_a_bound_for_all_coordinates_and_crossed_bounds_are_refused():
     class Own(OwnSet):
-        ends = 2.0, 3
+        ends: tuple[float, float] = 2.0, 3
 
         def bounds(self, v):
             return self.ends

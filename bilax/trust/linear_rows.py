@@ -267,5 +267,5 @@ def _flat(tree: PyTree, v: PyTree) -> np.ndarray:
 
 def _joined(parts: list[Rows]) -> Rows:
     lo, hi, h, b = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lo", "hi", "h", "b"))
-    G, A = (scipy.linalg.block_diag(*(getattr(part, name) for part in parts)) for name in ("G", "A"))
+    G, A = (np.asarray(scipy.linalg.block_diag(*(getattr(part, name) for part in parts))) for name in ("G", "A"))
     return Rows(lo, hi, G, h, A, b)
