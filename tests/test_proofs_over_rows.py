@@ -11,6 +11,8 @@ import scipy.optimize
 
 import bilax
 from bilax.trust import linear_rows
+from bilax.trust.interval_rules import Traced
+from bilax.trust.proof import prove_convex_over_rows
 
 SIZE = 8
 DEMAND = np.random.default_rng(0).uniform(1, 3, SIZE)
@@ -174,3 +176,22 @@ def test_boxes_of_open_polyhedra_are_open():
     np.testing.assert_array_equal(rows.hi, np.inf)
     assert rows.lo[0] <= 0
     assert rows.lo[0] > -1e-9
+
+
+def test_a_tangent_anywhere_in_the_polyhedron_bounds_f_from_below():
+    """Also at points that are no minima, where rows that y does not touch have their price."""
+    rng = np.random.default_rng(9)
+    with jax.enable_x64(True):
+        for size in (2, 4):
+            a_set, cost = random_polyhedron(rng, size), rng.normal(size=size)
+            rows = linear_rows.rows_of(a_set, jnp.zeros(size))
+            least = scipy.optimize.linprog(cost, a_set.G, a_set.h, bounds=(None, None)).fun
+            for y in 0.05 * rng.normal(size=(5, size)):
+                linear = prove_convex_over_rows(Traced(lambda v, cost=cost: cost @ v, size), rows, y)
+                assert linear is not None
+                assert least - 1e-9 <= linear[0] <= least + 1e-13
+                bowl = Traced(lambda v, cost=cost: cost @ v + jnp.sum(v**2), size)
+                best = by_scipy(lambda v, cost=cost: cost @ v + jnp.sum(v**2), a_set, np.zeros(size))
+                curved = prove_convex_over_rows(bowl, rows, y)
+                assert curved is not None
+                assert curved[0] <= cost @ best + best @ best + 1e-13
