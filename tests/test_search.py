@@ -1,5 +1,6 @@
 """`solve_global` on known problems, on others like them, and the value-function methods and bounds beside it."""
 
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -199,3 +200,41 @@ def test_tasks_are_searched_as_one_follower():
 
     best = min(value(x) for x in np.linspace(1e-6, 1, 2001))
     np.testing.assert_allclose(found.upper, best, atol=1e-5)
+
+
+def test_a_search_that_would_take_too_long_is_made_short_and_says_so():
+    """A slow projection: the whole search would take an hour."""
+
+    class Slow:
+        def project(self, v):
+            turned = jax.lax.fori_loop(0, 1_000, lambda i, v: v + 1e-30 * jnp.sin(v), v)
+            return jnp.clip(turned, -1.0, 1.0)
+
+        def bounds(self, v):
+            return -1.0, 1.0
+
+    target = np.linspace(-0.5, 0.5, 3)
+    problem = bilax.Problem(
+        lambda x, y: jnp.sum((y - target) ** 2) + jnp.sum(x**2), lambda x, y: jnp.sum((y - x) ** 2),
+        bilax.Box(-1.0, 1.0), Slow(),
+    )  # fmt: skip
+    begin = time.monotonic()
+    found = bilax.solve_global(problem, np.zeros(3), np.zeros(3), time_limit=10.0)
+    assert time.monotonic() - begin < 200  # with all that is compiled, on a busy machine
+    assert found.status is bilax.Status.time_limit
+    assert "time_limit" in found.cut_short
+    assert "not searched as a whole" in repr(found)
+    assert found.upper < np.sum(target**2)  # as it was at the start
+    assert found.certificate.rigorous
+    with pytest.raises(ValueError, match="time_limit"):
+        bilax.solve_global(problem, np.zeros(3), np.zeros(3), time_limit=0.0)
+
+
+def test_many_follower_variables_get_a_warning_at_the_call():
+    problem = bilax.Problem(
+        lambda x, y: jnp.sum(y), lambda x, y: jnp.sum((y - x) ** 2), bilax.Box(0.0, 1.0), bilax.Box(0.0, 1.0)
+    )
+    with pytest.warns(UserWarning, match="7 variables.*far from the global"):
+        found = bilax.solve_global(problem, np.asarray(0.5), np.full(7, 0.5))
+    assert found.status is bilax.Status.converged
+    assert found.cut_short == ""

@@ -475,3 +475,34 @@ def test_any_object_with_project_is_a_set():
     problem = bilax.Problem(lambda x, y: x**2 + y, lambda x, y: (x - y) ** 2, x_set=EvenNumbers())
     solution = bilax.solve(problem, bilax.rhg(2, 0.1), 4.0, 0.0, steps=3)
     assert float(solution.x) % 2 == 0
+
+
+def test_a_polyhedron_tells_its_bounds_also_while_it_is_traced():
+    rows, right = np.r_[np.eye(3), -2 * np.eye(3), np.ones((1, 3))], np.r_[[3.0, 2.0, 9.0], np.zeros(3), 4.0]
+    point = jnp.zeros(3)
+    lo, hi = bilax.Polyhedron(rows, right).bounds(point)
+    np.testing.assert_allclose(ravel(lo), 0, atol=1e-12)
+    np.testing.assert_allclose(ravel(hi), [3, 2, 4])
+
+    def traced(rows, right):
+        return bilax.Polyhedron(rows, right, np.asarray([[0.0, 1.0, 0.0]]), [1.5]).bounds(point)
+
+    lo, hi = jax.jit(traced)(rows, right)
+    # Only what rows with one coefficient tell.
+    np.testing.assert_array_equal(lo, [0, 1.5, 0])
+    np.testing.assert_array_equal(hi, [3, 1.5, 9])
+
+
+def test_one_number_is_a_bound_for_all_coordinates_and_crossed_bounds_are_refused():
+    class Own(OwnSet):
+        ends: tuple[float, float] = 2.0, 3
+
+        def bounds(self, v):
+            return self.ends
+
+    for bound, expected in zip(sets.bounds(Own(), jnp.zeros(2)), (2, 3), strict=True):
+        np.testing.assert_array_equal(bound, np.full(2, expected, float))
+    own = Own()
+    own.ends = 3.0, 2.0
+    with pytest.raises(ValueError, match=r"Own\.bounds.*lower.*above"):
+        flatten(bilax.Problem(lambda x, y: jnp.sum(y), lambda x, y: jnp.sum(y**2), y_set=own), (), jnp.zeros(2))

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from bilax.problem.problem import Problem
 from bilax.problem.quick_jit import quick_jit
-from bilax.problem.sets import Set
+from bilax.problem.sets import Set, name_of
 
 
 def as_arrays(name: str, tree: PyTree) -> PyTree:
@@ -100,11 +100,11 @@ def check_inside(name: str, point: PyTree, a_set: Any) -> PyTree:
     try:
         projected = _projected(a_set, point)
     except Exception as error:
-        raise ValueError(f"{name} does not fit its set {a_set}: {error}") from error
-    check_same(f"{a_set}.project({name})", projected, name, point)
+        raise ValueError(f"{name} does not fit its set {name_of(a_set)}: {error}") from error
+    check_same(f"{name_of(a_set)}.project({name})", projected, name, point)
     pairs = zip(jax.tree.leaves(point), jax.tree.leaves(projected), strict=True)
     if not all(np.allclose(a, b, rtol=1e-6, atol=1e-12) for a, b in pairs):
-        warnings.warn(f"{name} lies outside its set {a_set}; it was projected onto it.", stacklevel=3)
+        warnings.warn(f"{name} lies outside its set {name_of(a_set)}; it was projected onto it.", stacklevel=3)
     return projected
 
 

@@ -90,17 +90,17 @@ class Polyhedron(eqx.Module):
         return on_vector(one, v)
 
     def bounds(self, v: PyTree) -> tuple[PyTree, PyTree]:
-        """The least and the greatest value of every coordinate, by linear programs; ∓∞ where they are not known yet."""
+        """The least and the greatest value of every coordinate, by linear programs.
+
+        While rows are traced, only what those with a single coefficient tell; ∓∞ where nothing does.
+        """
         rows = (self.G, self.h, self.A, self.b)
-
-        def extreme(sign):
-            flat = np.full(optax.tree.size(v), sign * np.inf)
-            if not any(isinstance(row, Tracer) for row in rows):
-                units = np.eye(flat.size)
-                flat = np.asarray([sign * -_least(-sign * unit, *rows) for unit in units])
-            return _unravel_known(flat, v)
-
-        return extreme(-1), extreme(1)
+        lo, hi = _of_single_rows(*rows)
+        if not any(isinstance(row, Tracer) for row in rows):
+            units = np.eye(lo.size)
+            lo = np.maximum(lo, [_least(unit, *rows) for unit in units])
+            hi = np.minimum(hi, [-_least(-unit, *rows) for unit in units])
+        return _unravel_known(lo, v), _unravel_known(hi, v)
 
 
 def _along(v: PyTree, a: PyTree, b: Any, name: str, step: Any) -> PyTree:
@@ -204,14 +204,36 @@ def _least(cost: Any, G: Any, h: Any, A: Any, b: Any) -> float:
 
     G, A = (None if matrix is None else np.asarray(matrix, float) for matrix in (G, A))
     found = scipy.optimize.linprog(cost, G, right(G, h), A, right(A, b), bounds=(None, None))
-    return {2: np.inf, 3: -np.inf}.get(found.status) or float(found.fun)  # pyright: ignore[reportArgumentType]
+    if found.status == 2:
+        return np.inf
+    # Also where the solver came to no end: nothing is known then.
+    return float(found.fun) if found.status == 0 else -np.inf  # pyright: ignore[reportArgumentType]
 
 
-def _unravel_known(flat: np.ndarray, v: PyTree) -> PyTree:
+def _of_single_rows(G: Any, h: Any, A: Any, b: Any) -> tuple[Any, Any]:
+    """The bounds that rows with one coefficient are, g v_j ≤ h; ∓∞ for other coordinates."""
+    module: Any = jnp if any(isinstance(part, Tracer) for part in (G, h, A, b)) else np
+    if A is not None:
+        G, h = _stacked(module, (G, h), (A, b), (-module.asarray(A), -module.asarray(b)))
+    else:
+        G, h = _stacked(module, (G, h))
+    alone = (module.sum(G != 0, axis=1) == 1)[:, None]
+    ends = h[:, None] / module.where(G == 0, 1, G)
+    lo = module.max(module.where(alone & (G < 0), ends, -np.inf), axis=0, initial=-np.inf)
+    return lo, module.min(module.where(alone & (G > 0), ends, np.inf), axis=0, initial=np.inf)
+
+
+def _stacked(module: Any, *systems: tuple[Any, Any]) -> tuple[Any, Any]:
+    rights = [module.broadcast_to(module.asarray(right, float), np.shape(rows)[:1]) for rows, right in systems]
+    return module.concatenate([module.asarray(rows, float) for rows, _ in systems]), module.concatenate(rights)
+
+
+def _unravel_known(flat: Any, v: PyTree) -> PyTree:
     """As ravel_pytree's, but NumPy stays NumPy."""
     leaves, structure = jax.tree.flatten(v)
     ends = np.cumsum([jnp.size(leaf) for leaf in leaves])[:-1]
-    parts = zip(np.split(flat, ends), leaves, strict=True)
+    split = jnp.split if isinstance(flat, Tracer) else np.split
+    parts = zip(split(flat, ends), leaves, strict=True)
     return jax.tree.unflatten(
         structure, [part.reshape(jnp.shape(leaf)).astype(jnp.result_type(leaf)) for part, leaf in parts]
     )

@@ -26,6 +26,9 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+_SHORT = 40
+"""the most characters of a set in a message"""
+
 
 @runtime_checkable
 class Set(Protocol):
@@ -290,7 +293,29 @@ def is_flat(a_set: Any) -> bool:
 
 def bounds(a_set: Any, v: PyTree) -> tuple[PyTree, PyTree]:
     """Lower and upper bound of every coordinate of a point like `v`; ∓∞ where the set does not tell them."""
-    return a_set.bounds(v) if callable(getattr(a_set, "bounds", None)) else Reals().bounds(v)
+    if not callable(getattr(a_set, "bounds", None)):
+        return Reals().bounds(v)
+    lo, hi = a_set.bounds(v)
+    return _like(lo, v), _like(hi, v)
+
+
+def name_of(a_set: Any) -> str:
+    """What messages call a set: as it is written where that is short, else its class; arrays would fill the screen."""
+    name, written = type(a_set).__name__, str(a_set)
+    return written if written.startswith(name) and len(written) <= _SHORT and "[" not in written else name
+
+
+def _like(bound: PyTree, v: PyTree) -> PyTree:
+    """Numbers for all coordinates of v or of a leaf, and arrays in its precision; other shapes stay, to be refused."""
+    if jax.tree.structure(bound) == jax.tree.structure(0.0) and not jnp.ndim(bound):
+        return _everywhere(bound, v)
+    if jax.tree.structure(bound) != jax.tree.structure(v):
+        return bound
+
+    def fit(one, leaf):
+        return _fill(one, leaf) if jnp.shape(one) in ((), jnp.shape(leaf)) else one
+
+    return jax.tree.map(fit, bound, v)
 
 
 def _everywhere(bound: Any, v: PyTree) -> PyTree:

@@ -33,7 +33,8 @@ from bilax.trust.flat_problem import FlatProblem, check_differentiable, flatten,
 from bilax.trust.follower_minima import low_discrepancy
 from bilax.trust.interval import Interval
 from bilax.trust.interval_rules import NotSupportedError, Traced
-from bilax.trust.proof import Evidence, examine, prove_convex
+from bilax.trust.linear_rows import Rows, rows_of
+from bilax.trust.proof import Evidence, examine, prove_convex, prove_convex_over_rows
 from bilax.trust.wide_search import WideSearch
 
 _SAMPLED = 4_000_000
@@ -117,7 +118,7 @@ class Certificate(eqx.Module):
         if self.gap > 1e100:
             says += " The follower seems to be unbounded below."
         if self.left_out:
-            says += f" Not looked at: {'; '.join(self.left_out)}."
+            says += "".join(f" {part[0].upper()}{part[1:]}." for part in self.left_out)
         if self.refuted:
             says += (
                 f" By Lemma 3.2 (x, z) does not minimise φ_K: F = {self.stationary_upper:.4g} at another "
@@ -164,11 +165,11 @@ def certify(
     - `tolerance`: the gap that counts as none. By default a millionth of how much f(x, ·) varies over Y at this x, or
       what rounding can make of f there if that is more.
     - `proof`: bound f*(x) from below by interval arithmetic: for followers of up to six variables by branch and bound,
-      for separable ones part by part, for those proven convex by a tangent. Without it nothing is called global.
+      for separable ones part by part, for those proven convex by a tangent, also over sets of linear rows such as
+      `Polyhedron`. Without it nothing is called global.
     - `time_limit`: seconds, besides what JAX takes to compile. Cheap parts come first; the certificate says what was
       left out.
     """
-    begin = time.monotonic()
     if np.ndim(getattr(solution, "steps", 0)):
         raise TypeError("certify takes one solution at a time: write certify(problem, batch[i]) or batch.best.")
     for name in ("x", "y"):
@@ -185,7 +186,7 @@ def certify(
         y = _inside("y", y, plain.y_set)
         flat = flatten(plain, x, y, data)
         findings = _look(
-            plain, flat, flat.ravel(x), np.asarray(flat.ravel(y)), tolerance, proof, begin + time_limit,
+            plain, flat, flat.ravel(x), np.asarray(flat.ravel(y)), tolerance, proof, time.monotonic() + time_limit,
             thorough=method is not None,
         )  # fmt: skip
         slope, phi, stationary = None, None, np.inf
@@ -269,19 +270,75 @@ def _look(
     thorough: bool,
 ) -> _Findings:
     """Intervals first, which decide most followers of few variables; else a search, and a proof if f is convex."""
-    domain, reason = domain_of(problem.y_set, flat), "bounds, which were not asked for"
-    traced = Traced(lambda v: flat.lower(x, v), y.size, without_constant=True)
-    if proof and domain is None:
-        proof, reason = False, f"bounds, since none are known over {problem.y_set}"
-    if proof and domain is not None:
+    domain = domain_of(problem.y_set, flat)
+    prover = None
+    if proof:
+        traced = Traced(lambda v: flat.lower(x, v), y.size, without_constant=True)
+        prover = _Prover(traced, domain, _outline(problem.y_set, flat, y) if domain is None else None, problem.y_set)
+    if prover is not None and domain is not None:
         try:
             samples = _samples(flat, domain, y.size)
-            found = examine(traced, domain, y, samples, tolerance, deadline, thorough)
+            found = examine(prover.traced, domain, y, samples, tolerance, deadline, thorough)
             if found is not None:
                 return _from_bounds(found, _offset(flat, x, y, found))
         except NotSupportedError as error:
-            proof, reason = False, f"bounds, since the follower uses {error}"
-    return _from_search(flat, x, y, domain, traced if proof else None, tolerance, reason, deadline)
+            prover.failed = f"no proof: the follower uses {error}"
+    return _from_search(flat, x, y, domain, prover, tolerance, deadline)
+
+
+def _outline(a_set: Any, flat: FlatProblem, y: np.ndarray) -> Rows:
+    return rows_of(a_set, flat.unravel_y(jnp.asarray(y)))
+
+
+class _Prover:
+    """The proof for convex followers, or in words why there is none."""
+
+    def __init__(self, traced: Traced, domain: Domain | None, rows: Rows | None, y_set: Any):
+        self.traced, self.domain, self.rows, self.name = traced, domain, rows, type(y_set).__name__
+        self.bound: float | None = None
+        """of f without what it adds to all that depends on y"""
+        self.failed = ""
+
+    def settles(self, point: np.ndarray) -> bool:
+        """Whether f is convex, so that its tangent at the point bounds it."""
+        if self.failed:
+            return False
+        try:
+            if self.rows is not None:
+                found = prove_convex_over_rows(self.traced, self.rows, point)
+            else:
+                found = prove_convex(self.traced, self.domain, point) if self.domain is not None else None
+        except NotSupportedError as error:
+            self.failed = f"no proof: the follower uses {error}"
+            return False
+        if found is None:
+            self.failed = self._not_convex
+            return False
+        self.bound = found[0]
+        return True
+
+    @property
+    def _not_convex(self) -> str:
+        if self.rows is None:
+            return "no proof: the follower has many variables and is not seen to be separable or convex"
+        return f"no proof: over {self.name} only convex followers can be proven, and this one is not seen to be convex"
+
+    @property
+    def too_weak(self) -> str:
+        """What to do where the bound does not reach y."""
+        if self.rows is None:
+            return ""
+        if self.rows.G.size + self.rows.A.size:
+            return (
+                f"no proof: f is convex, but the multipliers that were found for the rows of {self.name} bound it too "
+                "low; a y nearer to the minimum helps"
+            )
+        if np.isfinite([self.rows.lo, self.rows.hi]).any():
+            return (
+                f"no proof: f is convex, but a proof knows no more of {self.name} than the box of {self.name}.bounds, "
+                "and there f may be lower; where linear rows make the set, give it as bilax.Polyhedron(G, h, A, b)"
+            )
+        return f"no proof: {self.name} tells no bounds; give it a method bounds(v) that returns (lower, upper)"
 
 
 def _samples(flat: FlatProblem, domain: Domain, size: int) -> np.ndarray:
@@ -309,7 +366,11 @@ def _from_bounds(found: Evidence, offset: Interval) -> _Findings:
         verdict = Verdict.global_follower
     else:
         verdict = Verdict.not_excluded
-        left_out = () if found.finished else ("cells of Y for which there was no time",)
+        left_out = (
+            ()
+            if found.finished
+            else ("not looked at: cells of Y for which there was no time; give a larger time_limit",)
+        )
     with np.errstate(invalid="ignore"):
         gap = float(found.value.middle - found.lowest.middle)
         lowest = float(found.lowest.middle + offset.middle)
@@ -326,46 +387,36 @@ def _from_search(
     x: Array,
     y: np.ndarray,
     domain: Domain | None,
-    traced: Traced | None,
+    prover: _Prover | None,
     tolerance: float | None,
-    reason: str,
     deadline: float,
 ) -> _Findings:
     check_differentiable(flat, x, y)
-    convex: list[tuple[float, Any]] = []
-    left_out: list[str] = [] if traced is not None else [reason]
-
-    def settled(point: np.ndarray) -> bool:
-        if traced is None or domain is None:
-            return False
-        try:
-            proven = prove_convex(traced, domain, point)
-        except NotSupportedError as error:
-            left_out.append(f"bounds, since the follower uses {error}")
-            return False
-        if proven is None:
-            left_out.append("bounds, since the follower has many variables and is not seen to be separable or convex")
-            return False
-        convex.append(proven)
-        return True
-
     search = WideSearch(flat, x, y, domain is not None and domain.is_box)
-    found = search.run(deadline, tolerance, settled)
+    found = search.run(deadline, tolerance, lambda point: prover is not None and prover.settles(point))
     allowed, bound, proven = found.tolerance, None, False
-    if convex and traced is not None:
+    if prover is not None and prover.bound is not None:
         # Both are of f without what it adds to all that depends on y.
-        at_y = traced.bounds(interval.point(y[None]), 0).value
-        proven = bool(convex[0][0] >= at_y.hi[0] - allowed)
-        bound = convex[0][0] - float(at_y.hi[0]) + found.value
+        at_y = prover.traced.bounds(interval.point(y[None]), 0).value
+        proven = bool(prover.bound >= at_y.hi[0] - allowed)
+        bound = prover.bound - float(at_y.hi[0]) + found.value
     if found.lowest < found.value - allowed:
         unsettled = found.drop > allowed or found.value - found.local > allowed
         verdict = Verdict.not_stationary if unsettled else Verdict.stationary_only
     else:
         verdict = Verdict.global_follower if proven else Verdict.not_excluded
+    # A convex follower has no other basins.
+    convex = prover is not None and prover.bound is not None
+    left_out = () if proven else (*_without_proof(prover), *(() if convex else found.left_out))
     return _Findings(
         verdict, found.value - found.lowest, found.lowest, found.point, allowed, bound, found.residual, found.drop,
-        found.ends, (*left_out, *(() if convex else found.left_out)),
+        found.ends, left_out,
     )  # fmt: skip
+
+
+def _without_proof(prover: _Prover | None) -> tuple[str, ...]:
+    said = "no proof: it was not asked for" if prover is None else prover.failed or prover.too_weak
+    return (said,) if said else ()
 
 
 def _stationary_upper(flat: FlatProblem, x: Array, findings: _Findings) -> float:

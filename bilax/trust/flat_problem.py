@@ -15,7 +15,7 @@ from jaxtyping import Array, PyTree
 
 from bilax.problem.checks import check_same
 from bilax.problem.problem import Problem
-from bilax.problem.sets import Reals, Set, bounds
+from bilax.problem.sets import Reals, Set, bounds, name_of
 from bilax.problem.terms import inside, term_value
 
 _REACH = 100.0
@@ -130,9 +130,16 @@ def flatten(problem: Problem, x: PyTree, y: PyTree, data: tuple[Any, ...] = ()) 
 def _range(a_set: Any, point: PyTree, centre: Array) -> Range:
     lo, hi = bounds(a_set, point)
     for name, bound in (("lower", lo), ("upper", hi)):
-        check_same(f"the {name} bound of {a_set}", bound, "the point", point)
+        check_same(f"the {name} bound of {name_of(a_set)}", bound, "the point", point)
     leaves = jax.tree.leaves((lo, hi))
-    bounded = all(not isinstance(leaf, Tracer) and bool(np.all(np.isfinite(leaf))) for leaf in leaves)
+    known = not any(isinstance(leaf, Tracer) for leaf in leaves)
+    bounded = known and all(bool(np.all(np.isfinite(leaf))) for leaf in leaves)
+    pairs = zip(jax.tree.leaves(lo), jax.tree.leaves(hi), strict=True)
+    # Linear programs are solved up to rounding, so that the ends of a fixed coordinate may cross a little.
+    if known and any(np.any(low > high + 1e-6 * (1 + np.abs(high))) for low, high in pairs):
+        raise ValueError(
+            f"{name_of(a_set)}.bounds(v) must return (lower, upper); a lower bound is above its upper one."
+        )
     lo, hi = (ravel_pytree(bound)[0].astype(centre.dtype) for bound in (lo, hi))
     return Range(lo, hi, centre, bounded)
 

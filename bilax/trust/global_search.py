@@ -13,6 +13,7 @@ The optimistic problem is min F(x, y) such that f(x, y) ≤ f*(x). Three stages,
 """
 
 import time
+import warnings
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.tasks import count_tasks
+from bilax.methods.auto import auto
 from bilax.problem.checks import check_inside, check_objectives, check_point
 from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.precision import double_precision, in_double
@@ -31,6 +33,7 @@ from bilax.problem.quick_jit import quick_jit
 from bilax.problem.sets import Set
 from bilax.problem.terms import Term
 from bilax.run.solution import Status
+from bilax.run.solve import solve
 from bilax.trust.certificate import Certificate, Verdict, certify, domain_of, is_box
 from bilax.trust.flat_problem import FlatProblem, Range, check_differentiable, flatten, with_plain_set
 from bilax.trust.follower_minima import (
@@ -341,6 +344,8 @@ class GlobalSolution(eqx.Module):
     """proven: F is nowhere lower, for any x in X and any global minimiser y of f(x, ·); None where nothing is known"""
     no_bound: str = eqx.field(static=True, default="")
     """why there is no such bound"""
+    cut_short: str = eqx.field(static=True, default="")
+    """why X and Y were not searched as a whole, and what was done instead; empty where they were"""
 
     @property
     def within(self) -> float | None:
@@ -351,6 +356,8 @@ class GlobalSolution(eqx.Module):
 
     def __repr__(self) -> str:
         words = f"{self.certificate.verdict.value}, {self._leader()}"
+        if self.cut_short:
+            words += ", not searched as a whole"
         return (
             f"GlobalSolution(upper={self.upper:.6g}, lower={self.lower:.6g}, {words}, "
             f"{len(self.candidates)} candidates)"
@@ -376,6 +383,7 @@ def solve_global(
     data: tuple[Any, ...] = (),
     tasks: bool = False,
     bound_seconds: float = 5.0,
+    time_limit: float = 60.0,
 ) -> GlobalSolution:
     """Looks for the global optimistic solution: the best F(x, y) with y a *global* minimiser of f(x, ·).
 
@@ -393,6 +401,11 @@ def solve_global(
     at most `bound_seconds`: `within` is the ε within which the answer is proven to be the global one; `no_bound` says
     why there is none.
 
+    The search has a fixed number of evaluations, which grows with the variables. Where f and the projection onto Y are
+    so slow that it would take longer than about `time_limit` seconds, it is not begun: `bilax.auto()` descends from its
+    starts for that time instead, its answer is certified, the status is `time_limit` and `cut_short` says so. What JAX
+    takes to compile comes on top. Beyond six follower variables a warning says that the answer may be far from global.
+
     With `tasks` the leaves of the data have a leading axis, one entry per task, and so has the y that is found. All
     tasks are searched as one follower, F their mean and f their sum: few and small ones.
     """
@@ -402,6 +415,8 @@ def solve_global(
         raise TypeError(f"data must be a tuple (write data=(batch,) for one value), got {type(data)}.")
     if not bound_seconds >= 0:
         raise ValueError(f"bound_seconds must not be negative, got {bound_seconds}.")
+    if not time_limit > 0:
+        raise ValueError(f"time_limit must be positive, in seconds, got {time_limit}.")
     seed = 0 if key is None else int(np.asarray(jax.random.key_data(key), np.uint64).sum() % (1 << 31)) + 1
     with double_precision():
         x0, y0 = check_point("x0", x0, may_be_empty=True), check_point("y0", y0)
@@ -414,26 +429,103 @@ def solve_global(
             raise NotImplementedError(
                 "solve_global does not know sets and terms that depend on x: use bilax.auto(), and certify its answer."
             )
-        problem = with_plain_set(problem, x0, data)
+        _warn_of_many(sum(leaf.size for leaf in jax.tree.leaves(y0)))
+        given, problem = problem, with_plain_set(problem, x0, data)
         x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
         check_objectives(problem, x0, y0, data)
         flat = flatten(problem, x0, y0, data)
         check_differentiable(flat, flat.ravel(x0), flat.ravel(y0))
-        checked = _search((problem, x0, y0, data), seed)
-        unravel_x, unravel_y = ravel_pytree(x0)[1], ravel_pytree(y0)[1]
-        candidates = tuple(
-            Candidate(unravel_x(c.x), unravel_y(c.y), float(c.upper), float(c.lower), float(c.lower - c.lowest))
-            for c in _rows(checked)
-        )
+        seconds = _expected_seconds(flat, flat.ravel(x0), flat.ravel(y0))
+        cut_short = _why_short(seconds, time_limit) if seconds > time_limit else ""
+        if cut_short:
+            candidates = (_by_descents(given, flat, x0, y0, data, key, time_limit),)
+        else:
+            candidates = _candidates(_search((problem, x0, y0, data), seed), flat)
         best, certificate = _best_certified(problem, candidates, data)
         best, certificate, slope = _polished(problem, best, certificate, data)
         bound, no_bound = _leader_bound(problem, best, data, bound_seconds)
     status = Status.converged if certificate.verdict in _PASSING else Status.step_limit
+    status = Status.time_limit if cut_short else status
     if not np.isfinite(best.upper):
         status = Status.non_finite
     best, candidates = jax.device_get((best, candidates))
-    found = best.x, best.y, best.upper, best.lower, status, certificate, candidates, slope, bound, no_bound
+    found = best.x, best.y, best.upper, best.lower, status, certificate, candidates, slope, bound, no_bound, cut_short
     return GlobalSolution(*found)
+
+
+_FEW = 6
+"""follower variables whose range the starts and scans can be said to cover"""
+
+
+def _warn_of_many(size: int) -> None:
+    if size > _FEW:
+        warnings.warn(
+            f"solve_global: the follower has {size} variables. Beyond {_FEW} its starts are few for the space, and "
+            "what it finds may be far from the global solution; the certificate tells what is proven of the follower.",
+            stacklevel=3,
+        )
+
+
+def _expected_seconds(flat: FlatProblem, x: Array, y: Array) -> float:
+    """About how long `_search` would take: its evaluations of f at projected points, times what one takes now."""
+    points = jnp.asarray(flat.y_range.spread_known(low_discrepancy(_PROBED, y.size, 5)))
+    many = jax.jit(jax.vmap(lambda point: flat.lower(x, flat.project_y(point))))
+    many(points).block_until_ready()  # which compiles it
+    times = []
+    for _ in range(3):
+        begin = time.monotonic()
+        many(points).block_until_ready()
+        times.append(time.monotonic() - begin)
+    return _evaluations(x.size, y.size) * min(times) / _PROBED
+
+
+_PROBED = 256
+"""points that are evaluated at once to measure how long one takes"""
+
+
+def _evaluations(n: int, m: int) -> int:
+    """How often `_search` evaluates f at a projected point, scans and samples only: by far the most."""
+
+    def scan(size):
+        return size * (4 * max(16, 64 // size) + 1)
+
+    explored = PAIRS * ROUNDS * (2 * scan(m) + scan(n + m) // 3 + STEPS * WITNESSES)
+    settled = 6 * 3 * CHOSEN * (SAMPLES + 2 * 4 * m * 2049)
+    return 2 * (explored + settled)  # descents and derivatives take about as much again
+
+
+def _why_short(expected: float, time_limit: float) -> str:
+    return (
+        f"a search of all of X and Y would take about {expected:.2g} s here, more than time_limit={time_limit:.3g}; "
+        "this is the best that bilax.auto() found in that time, by descents from several starts"
+    )
+
+
+def _by_descents(
+    problem: Problem,
+    flat: FlatProblem,
+    x0: PyTree,
+    y0: PyTree,
+    data: tuple[Any, ...],
+    key: Array | None,
+    seconds: float,
+) -> Candidate:
+    """What `auto` finds within the time; without a leader, what `certify` finds."""
+    if flat.x_range.lo.size:
+        solution = solve(problem, auto(), x0, y0, data=data, key=key, time_limit=seconds)
+        x, y = solution.x, solution.y
+    else:
+        start = Candidate(x0, y0, 0.0, 0.0, 0.0)
+        x, y = x0, certify(problem, start, data=data, time_limit=seconds).y_lowest
+    x, y = flat.ravel(x), flat.ravel(y)
+    return Candidate(flat.unravel_x(x), flat.unravel_y(y), float(flat.upper(x, y)), float(flat.lower(x, y)), 0.0)
+
+
+def _candidates(checked: Checked, flat: FlatProblem) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(flat.unravel_x(c.x), flat.unravel_y(c.y), float(c.upper), float(c.lower), float(c.lower - c.lowest))
+        for c in _rows(checked)
+    )
 
 
 def _search(arguments: tuple[Problem, PyTree, PyTree, Any], seed: int) -> Checked:

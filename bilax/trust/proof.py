@@ -23,6 +23,7 @@ from bilax.trust.branch_and_bound import (
 )
 from bilax.trust.interval import Interval
 from bilax.trust.interval_rules import Traced
+from bilax.trust.linear_rows import Rows
 from bilax.trust.structure import Convexity, Separable, convexity, separate
 from bilax.trust.wide_search import RELATIVE
 
@@ -218,23 +219,43 @@ def prove_convex(traced: Traced, domain: Domain, y: np.ndarray) -> tuple[float, 
     """A lower bound of f over the set from its tangent at y, and f(y), where f is proven convex; else None."""
     lo, hi = domain.lo[0], domain.hi[0]
     with np.errstate(all="ignore"):
-        found = convexity(traced, lo, hi, y) or (_dense_convexity(traced, lo, hi, y) if y.size <= _DENSE else None)
+        found = _convexity(traced, lo, hi, y)
         if found is None:
             return None
-        steps = iv.sub(Interval(lo, hi), iv.point(y))
-        slope, curvature = found.slope, found.curvature
-        slack = 0.0
+        slope, slack = found.slope, 0.0
         if domain.total is not None:
             # Steps on the simplex sum to zero, so a constant may be taken from all slopes.
             shift = float(np.sum(y * slope.middle)) / domain.total
             slope = iv.sub(slope, iv.point(np.full(y.shape, shift)))
             slack = 1e-13 * (1 + y.size) * abs(shift) * domain.total
-        terms = np.minimum(*(lowest_parabola(end, curvature, steps) for end in slope))
-        value = _scalar(found.value)
-        total = float(value.lo + np.sum(terms))
-        size = float(abs(value.lo) + np.sum(np.abs(terms)))
-    bound = total - 4e-16 * (y.size + 2) * size - slack
-    return (bound if np.isfinite(bound) else -np.inf), value
+        return _tangent(found, slope, lo, hi, y) - slack, _scalar(found.value)
+
+
+def prove_convex_over_rows(traced: Traced, rows: Rows, y: np.ndarray) -> tuple[float, Interval] | None:
+    """As `prove_convex`, over linear rows: multipliers take from the slope what the rows hold."""
+    with np.errstate(all="ignore"):
+        found = _convexity(traced, rows.lo, rows.hi, y)
+        if found is None:
+            return None
+        best = -np.inf
+        for by in rows.multipliers(np.nan_to_num(found.slope.middle), y):
+            least = _tangent(found, rows.rest(found.slope, by), rows.lo, rows.hi, y)
+            best = max(best, float(np.nextafter(least - rows.paid(by, y), -np.inf)))
+        return best, _scalar(found.value)
+
+
+def _convexity(traced: Traced, lo: np.ndarray, hi: np.ndarray, y: np.ndarray) -> Convexity | None:
+    return convexity(traced, lo, hi, y) or (_dense_convexity(traced, lo, hi, y) if y.size <= _DENSE else None)
+
+
+def _tangent(found: Convexity, slope: Interval, lo: np.ndarray, hi: np.ndarray, y: np.ndarray) -> float:
+    """The least of f(y) + slope·(v − y) and the curvature's parabolas over v in the box, rounded downwards."""
+    steps = iv.sub(Interval(lo, hi), iv.point(y))
+    terms = np.minimum(*(lowest_parabola(end, found.curvature, steps) for end in slope))
+    value = _scalar(found.value)
+    size = float(abs(value.lo) + np.sum(np.abs(terms)))
+    bound = float(value.lo + np.sum(terms)) - 4e-16 * (y.size + 2) * size
+    return bound if np.isfinite(bound) else -np.inf
 
 
 def _dense_convexity(traced: Traced, lo: np.ndarray, hi: np.ndarray, y: np.ndarray) -> Convexity | None:

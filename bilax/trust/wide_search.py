@@ -8,7 +8,7 @@ left out is told.
 import time
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -63,15 +63,18 @@ class WideSearch:
 
     def values(self, points: np.ndarray) -> np.ndarray:
         """f at points, in pieces of one size."""
-        padded = np.resize(points, (-(-len(points) // self.chunk) * self.chunk, points.shape[1]))
-        parts = [np.asarray(self.many(part)) for part in padded.reshape(-1, self.chunk, points.shape[1])]
-        values = np.concatenate(parts)[: len(points)]
+        values = self._in_pieces(self.many, points)
         return np.where(np.isnan(values), np.inf, values)
+
+    def _in_pieces(self, function: Callable[..., Any], points: np.ndarray) -> np.ndarray:
+        padded = np.resize(points, (-(-len(points) // self.chunk) * self.chunk, points.shape[1]))
+        parts = [np.asarray(function(part)) for part in padded.reshape(-1, self.chunk, points.shape[1])]
+        return np.concatenate(parts)[: len(points)]
 
     def project_all(self, points: np.ndarray) -> np.ndarray:
         if self.is_box:
             return np.clip(points, self.lo, self.hi)
-        return np.asarray(self.project(points))
+        return np.asarray(self.project(points)) if len(points) == 1 else self._in_pieces(self.project, points)
 
     def sample(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Points spread over Y, and f there."""
@@ -202,7 +205,10 @@ class WideSearch:
         start = time.monotonic()
         self.slope(self.y)
         value = float(self.values(self.y[None])[0])
-        # What compiling took does not count.
+        for count in (1, 2):
+            self.project_all(np.tile(self.y, (count, 1)))
+        residual, drop = self.one_step(self.y)
+        # What compiling took does not count: the projection onto a polyhedron takes seconds.
         begin = time.monotonic()
         deadline += begin - start
         points, heights = self.sample(1024)
@@ -215,9 +221,8 @@ class WideSearch:
         scale = max(variation, noise, 1e-300)
         end = self.descend(self.y, scale, begin + 0.5 * (deadline - begin))
         local = float(self.values(end[None])[0])
-        residual, drop = self.one_step(self.y)
         best, lowest = (end, local) if local < value else (self.y, value)
-        ends, left_out = [end], ["other basins, since the descent from y settles the matter"]
+        ends, left_out = [end], ["not looked at: other basins, since the descent from y settles the matter"]
         if not settled(best) and not lowest < value - tolerance:
             best, lowest, more, left_out = self._spread(points, heights, best, lowest, scale, deadline)
             ends += more
@@ -228,7 +233,7 @@ class WideSearch:
         begin = time.monotonic()
         order = np.argsort(heights)
         starts = np.unique(np.concatenate([order[: _DESCENTS // 2], np.arange(min(_DESCENTS // 2, len(order)))]))
-        ends, left_out, ended = [], [], 0
+        ends, ended, scanned = [], 0, self.y.size
         for i in starts:
             if time.monotonic() > begin + 0.6 * (deadline - begin):
                 break
@@ -238,16 +243,31 @@ class WideSearch:
             ended += 1
             if height < lowest:
                 best, lowest = end, height
-        if ended < len(starts):
-            left_out.append(f"{len(starts) - ended} of {len(starts)} descents")
         for _ in range(2):
-            point, height, count = self.scan(best, lowest, begin + 0.95 * (deadline - begin))
-            if count < self.y.size:
-                left_out.append(f"{self.y.size - count} of {self.y.size} coordinates")
+            point, height, scanned = self.scan(best, lowest, begin + 0.95 * (deadline - begin))
             if height >= lowest:
                 break
             end = self.descend(point, scale, deadline)
             after = float(self.values(end[None])[0])
             best, lowest = (end, after) if after < height else (point, height)
             ends.append(best)
-        return best, lowest, ends, left_out
+        return best, lowest, ends, _no_time_for(ended, len(starts), scanned, self.y.size)
+
+
+def _no_time_for(descents: int, of_descents: int, scans: int, of_scans: int) -> list[str]:
+    """In words what the time did not suffice for."""
+    more = "give certify a larger time_limit"
+    if not descents and not scans:
+        return [
+            f"nothing was searched: the time was up after the descent from y, so that none of the searches from other "
+            f"points of Y was made, neither downhill from {of_descents} points spread over Y nor along each of the "
+            f"{of_scans} coordinates of y; {more}"
+        ]
+    missed = []
+    if descents < of_descents:
+        missed.append(f"{of_descents - descents} of {of_descents} descents, downhill from points spread over Y")
+    if scans < of_scans:
+        missed.append(
+            f"{of_scans - scans} of {of_scans} coordinates of y, each varied over its range, the others at rest"
+        )
+    return [f"there was no time for {' and for '.join(missed)}; {more}"] if missed else []
