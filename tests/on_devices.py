@@ -129,6 +129,23 @@ def as_a_process(address, number, folder):
     together = cleaning(mesh, saving=bilax.Saving(folder), resume=True)
     if jax.process_index() == 0:
         print(apart(together, cleaning(None)), together.steps)
+    else:
+        by_itself(folder, together, mesh)
+
+
+def by_itself(folder, together, mesh):
+    """Runs of the second process, while the first is elsewhere; what it finds is printed."""
+    saving, lines = bilax.Saving(f"{folder}-own", every_steps=10), bilax.JsonLines(f"{folder}-lines", every=10)
+    cleaning(None, steps=10, saving=saving, callbacks=[lines])
+    own = cleaning(None, saving=saving, callbacks=[lines], resume=True, progress=True)
+    foreign = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    found = {
+        "apart": apart(together, own),
+        "lines": len(lines.path.read_text().splitlines()),
+        "another's device": refused(lambda: cleaning(foreign)),
+        "auto": refused(lambda: bilax.solve(CLEANING, bilax.auto(), WEIGHTS, NETWORKS[0], mesh=mesh)),
+    }
+    print(json.dumps(found))
 
 
 def main():

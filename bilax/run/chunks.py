@@ -26,7 +26,7 @@ from bilax.run.data import Batches, Reader
 from bilax.run.devices import Devices, put, put_own_part
 from bilax.run.loop import Loop, Point, State, advance, begin, finish
 from bilax.run.options import RunOptions
-from bilax.run.processes import agreed, is_first, largest, whole
+from bilax.run.processes import agreed, is_first, largest, running_on, together, whole
 from bilax.run.progress import display
 from bilax.run.solution import History, Interrupted, Solution, Status
 
@@ -73,7 +73,8 @@ class Plan(NamedTuple):
 def drive(plan: Plan, options: RunOptions) -> Solution:
     """Runs all outer steps in chunks and returns to Python only between them."""
     _keep_memory()
-    return _Drive(plan, options).run()
+    with running_on(None if plan.devices is None else plan.devices.mesh):
+        return _Drive(plan, options).run()
 
 
 @functools.cache
@@ -250,7 +251,7 @@ class _Drive:
     def snapshot(self) -> Snapshot:
         """The state as callbacks see it."""
         x, z, good = _copied((*self.loop.algorithm.point(self.state.carry), self.state.good))
-        if jax.process_count() > 1:  # a callback computes by itself
+        if together():  # a callback computes by itself
             x, z, good = whole((x, z, good))
         fixed = self.plan.fixed
         return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, _as_written(good.whole(), fixed))
