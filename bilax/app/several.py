@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import jax
 
 from bilax.app.errors import refuse
-from bilax.run.processes import is_first, wait_for_all
+from bilax.run.processes import is_first, says_lost, wait_for_all
 
-__all__ = ["is_first", "lost", "mesh", "prepare", "wait_for_all"]
+__all__ = ["is_first", "lost", "mesh", "prepare", "says_lost", "wait_for_all"]
 
 SILENCE = 30
 """seconds after which a process that is not heard of counts as gone"""

@@ -29,7 +29,7 @@ from jaxtyping import PyTree
 
 from bilax.files import DataError, check_size, may_unpack, read_arrays, write_arrays
 from bilax.problem.trees import named_leaves
-from bilax.run.processes import is_first, together, wait_for_all, whole
+from bilax.run.processes import is_first, says_lost, together, wait_for_all, whole
 
 try:
     import fcntl
@@ -232,6 +232,8 @@ class Checkpoints:
             if not self.manager.save(saved.step, args=ocp.args.Composite(**items)):
                 raise OSError("orbax holds that this step is saved already")
         except Exception as error:
+            if says_lost(error):
+                raise
             with contextlib.suppress(OSError):
                 self._part(self.recorded, saved.step).unlink(missing_ok=True)
             steps = steps_saved(self.saving.path)
@@ -268,7 +270,11 @@ class Checkpoints:
             try:
                 saved = self._read(step, size)
             except Exception as error:
-                _set_aside(self.saving.path / f"{PREFIX}_{step:09d}", str(error))
+                if says_lost(error):
+                    raise
+                if is_first():
+                    _set_aside(self.saving.path / f"{PREFIX}_{step:09d}", str(error))
+                wait_for_all("bilax: a damaged checkpoint was set aside")
                 self.manager.reload()
                 continue
             self.recorded = step

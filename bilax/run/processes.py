@@ -5,6 +5,7 @@ follow only when all do. A run on devices of one process is that process's own: 
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -13,6 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
+"""how the message of an error begins that comes from XLA"""
 _OWN: ContextVar[bool] = ContextVar("bilax: a run of this process alone", default=False)
 
 
@@ -60,6 +63,11 @@ def wait_for_all(what: str) -> None:
         from jax.experimental.multihost_utils import sync_global_devices
 
         sync_global_devices(what)
+
+
+def says_lost(error: BaseException) -> bool:
+    """Whether an error is one that JAX raises, in one of two types, where another process cannot be reached."""
+    return together() and (isinstance(error, jax.errors.JaxRuntimeError) or STATUS.match(str(error)) is not None)
 
 
 def whole(tree: PyTree) -> PyTree:
