@@ -27,7 +27,8 @@ def four_devices():
 
 
 @pytest.mark.parametrize(
-    "run", ["cleaning", "few_shot", "mini_batches", "many_starts", "streamed", "resumed_elsewhere"]
+    "run",
+    ["cleaning", "few_shot", "mini_batches", "many_starts", "streamed", "resumed_elsewhere", "batches_elsewhere"],
 )
 def test_many_devices_give_what_one_gives(four_devices, run):
     assert four_devices[run] < 1e-5
