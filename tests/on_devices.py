@@ -63,9 +63,9 @@ def few_shot(mesh):
     return bilax.solve(FEW_SHOT, method, start, start, steps=20, optimizer=ADAM, data=EPISODES, tasks=True, mesh=mesh)
 
 
-def mini_batches(mesh):
+def mini_batches(mesh, steps=20, **more):
     data = bilax.Minibatches(VALID, TRAIN, 8)
-    return bilax.solve(CLEANING, bilax.soba(0.1, 0.1), WEIGHTS, NETWORKS[0], steps=20, data=data, mesh=mesh)
+    return bilax.solve(CLEANING, bilax.soba(0.1, 0.1), WEIGHTS, NETWORKS[0], steps=steps, data=data, mesh=mesh, **more)
 
 
 def streamed(mesh):
@@ -90,11 +90,20 @@ def apart(found, expected):
 
 
 def resumed_elsewhere():
-    """Half the steps on four devices, the others on two."""
+    """Half the steps on four devices, some on two, the others on the one that JAX chooses."""
     with tempfile.TemporaryDirectory() as folder:
         saving = bilax.Saving(folder, every_steps=10)
         cleaning(devices(4), steps=10, saving=saving)
-        return cleaning(devices(2), saving=saving, resume=True)
+        cleaning(devices(2), steps=15, saving=saving, resume=True)
+        return cleaning(None, saving=saving, resume=True)
+
+
+def batches_elsewhere():
+    """The same with mini-batches, which are dealt to the devices."""
+    with tempfile.TemporaryDirectory() as folder:
+        saving = bilax.Saving(folder)
+        mini_batches(devices(4), steps=10, saving=saving)
+        return mini_batches(devices(2), saving=saving, resume=True)
 
 
 def lies_along(mesh):
@@ -129,6 +138,23 @@ def as_a_process(address, number, folder):
     together = cleaning(mesh, saving=bilax.Saving(folder), resume=True)
     if jax.process_index() == 0:
         print(apart(together, cleaning(None)), together.steps)
+    else:
+        by_itself(folder, together, mesh)
+
+
+def by_itself(folder, together, mesh):
+    """Runs of the second process, while the first is elsewhere; what it finds is printed."""
+    saving, lines = bilax.Saving(f"{folder}-own", every_steps=10), bilax.JsonLines(f"{folder}-lines", every=10)
+    cleaning(None, steps=10, saving=saving, callbacks=[lines])
+    own = cleaning(None, saving=saving, callbacks=[lines], resume=True, progress=True)
+    foreign = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    found = {
+        "apart": apart(together, own),
+        "lines": len(lines.path.read_text().splitlines()),
+        "another's device": refused(lambda: cleaning(foreign)),
+        "auto": refused(lambda: bilax.solve(CLEANING, bilax.auto(), WEIGHTS, NETWORKS[0], mesh=mesh)),
+    }
+    print(json.dumps(found))
 
 
 def main():
@@ -143,6 +169,7 @@ def main():
                 "many_starts": apart(many_starts(devices(4)), one["many_starts"]),
                 "streamed": apart(streamed(devices(2)), streamed_one),
                 "resumed_elsewhere": apart(resumed_elsewhere(), one["cleaning"]),
+                "batches_elsewhere": apart(batches_elsewhere(), one["mini_batches"]),
                 "x is cut": lies_along(devices(4)),
                 "three devices": refused(lambda: cleaning(devices(3))),
                 "three devices, batches": refused(lambda: mini_batches(devices(3))),

@@ -27,30 +27,48 @@ def four_devices():
 
 
 @pytest.mark.parametrize(
-    "run", ["cleaning", "few_shot", "mini_batches", "many_starts", "streamed", "resumed_elsewhere"]
+    "run",
+    ["cleaning", "few_shot", "mini_batches", "many_starts", "streamed", "resumed_elsewhere", "batches_elsewhere"],
 )
 def test_many_devices_give_what_one_gives(four_devices, run):
     assert four_devices[run] < 1e-5
 
 
-def test_two_processes_give_what_one_gives(tmp_path):
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What each of two processes prints last."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {"JAX_ENABLE_X64": "0"}
+    environment, folder = os.environ | {"JAX_ENABLE_X64": "0"}, tmp_path_factory.mktemp("two") / "run"
     two = [
         subprocess.Popen(
-            [sys.executable, PROGRAM, address, str(i), tmp_path / "run"],
+            [sys.executable, PROGRAM, address, str(i), folder],
             env=environment,
             text=True,
             stdout=subprocess.PIPE,
         )
         for i in range(2)
     ]
-    said, _ = (process.communicate(timeout=300)[0] for process in two)
-    apart, steps = said.split()[-2:]
+    try:
+        return [process.communicate(timeout=300)[0].splitlines()[-1] for process in two]
+    finally:
+        for process in two:
+            process.kill()
+
+
+def test_two_processes_give_what_one_gives(two_processes):
+    apart, steps = two_processes[0].split()
     assert float(apart) < 1e-5
     assert steps == "20"
+
+
+def test_a_run_without_a_mesh_waits_for_no_other_process(two_processes):
+    own = json.loads(two_processes[1])
+    assert own["apart"] < 1e-5
+    assert own["lines"] == 2
+    assert "several processes cannot do together" in own["auto"]
+    assert "devices of processes [0]" in own["another's device"]
 
 
 def test_variables_of_examples_lie_with_them(four_devices):

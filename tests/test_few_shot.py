@@ -1252,3 +1252,16 @@ def test_truncation_is_compared_along_each_line(tmp_path, monkeypatch, capsys):
     (figure,) = dataclasses.replace(target, redraw=True).show(target.stored())
     assert figure.exists()
     assert "50.0" in capsys.readouterr().out
+
+
+def test_processes_divide_the_tasks(monkeypatch, capsys):
+    config, parts = FewShot(dataset="sinusoid"), []
+    whole = next(iter(config.setup(0).data))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for own in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda own=own: own)
+        parts.append(next(iter(dataclasses.replace(config, distributed=True).setup(0).data)))
+    jax.tree.map(lambda all, *some: np.testing.assert_array_equal(all, np.concatenate(some)), whole, *parts)
+    with pytest.raises(SystemExit):
+        dataclasses.replace(config, distributed=True, meta_batch=3).setup(0)
+    assert "--meta-batch must be a multiple of the 2 processes" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """`bilax sweep`: what is tried, and that a sweep which was killed goes on."""
 
+import time
+
 import pytest
 
 from bilax.experiments.sweep import Sweep, _suggestion
@@ -55,3 +57,22 @@ def test_a_killed_sweep_takes_up_the_settings_it_was_at(tmp_path, monkeypatch, c
     sweep.main()
     assert len(seen) == 6
     assert "the best of 5" in capsys.readouterr().out
+
+
+def test_workers_ask_for_trials_one_after_another(tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    asking, ask, together = [], optuna.Study.ask, []
+
+    def slowly(study):
+        asking.append(study)
+        time.sleep(0.05)
+        trial = ask(study)
+        together.append(len(asking))
+        asking.pop()
+        return trial
+
+    monkeypatch.setattr(optuna.Study, "ask", slowly)
+    monkeypatch.setattr(Sweep, "_run", lambda self, number, words: 0.0)
+    Sweep("toy", ("rate=0.1..0.9",), tmp_path, trials=4, workers=4).main()
+    # SQLite would give two of them the one that a killed sweep has left.
+    assert together == [1] * 4

@@ -195,11 +195,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prepare(*several)
     try:
         config.main()
-    except RuntimeError as error:
-        if not several[1] or type(error).__name__ != "JaxRuntimeError":
-            raise
-        from bilax.app.several_devices import lost
+    except (RuntimeError, ValueError) as error:
+        from bilax.app.several_devices import lost, says_lost
 
+        if not (several[1] and says_lost(error)):
+            raise
         lost(name, error)
     except BrokenPipeError:
         sys.exit(141)

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import jax
 
 from bilax.app.errors import refuse
-from bilax.run.processes import is_first, wait_for_all
+from bilax.run.processes import is_first, says_lost, wait_for_all
 
-__all__ = ["is_first", "lost", "mesh", "prepare", "wait_for_all"]
+__all__ = ["is_first", "lost", "mesh", "prepare", "says_lost", "wait_for_all"]
 
 SILENCE = 30
 """seconds after which a process that is not heard of counts as gone"""
@@ -27,6 +27,7 @@ def prepare(devices: int | None, distributed: bool) -> None:
     if not distributed:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _keep_output_clean()
     told: dict[str, Any] = {name: os.environ[variable] for name, variable in TOLD.items() if variable in os.environ}
     try:
         told |= {name: int(told[name]) for name in ("num_processes", "process_id") if name in told}
@@ -36,6 +37,14 @@ def prepare(devices: int | None, distributed: bool) -> None:
             f"bilax: --distributed found no cluster ({error}). Start it by srun, mpirun, in Kubernetes or on a TPU "
             f"slice, or set {', '.join(TOLD.values())} for each process."
         )
+
+
+def _keep_output_clean() -> None:
+    """Sends what libraries print to the standard error: Gloo would greet its peers in the midst of --json."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        own = os.dup(1)
+        os.dup2(2, 1)
+        sys.stdout = os.fdopen(own, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)
 
 
 def mesh(devices: int | None, distributed: bool) -> Any:

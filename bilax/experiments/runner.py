@@ -19,7 +19,7 @@ import optax
 import bilax
 from bilax.app.errors import nearest, refuse
 from bilax.app.run_folder import check_config, mark, write_config, write_result
-from bilax.app.several_devices import is_first, mesh, wait_for_all
+from bilax.app.several_devices import is_first, mesh, says_lost, wait_for_all
 from bilax.app.show import Arg, console, show_table
 
 EXIT_CODES = {"interrupted": 130, "terminated": 143}
@@ -190,6 +190,8 @@ class Run(abc.ABC):
                 begun = mark(folder) if is_first() else None
                 solution = self._solve(setup, method, seed, folder, before, validation)
             except (OSError, ValueError) as error:
+                if says_lost(error):
+                    raise
                 if new and not any((folder / "checkpoints").glob("*")):
                     # Nothing has been done yet, and the corrected command should not find a run here.
                     (folder / "config.json").unlink(missing_ok=True)

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,9 +58,13 @@ class Sweep:
                 study.tell(trial.number, state=states.FAIL, skip_if_finished=True)
                 study.enqueue_trial(trial.params)
 
+        # SQLite would give a trial that was enqueued to two who ask at once.
+        asking = threading.Lock()
+
         def one(_: int) -> None:
-            trial = study.ask()
-            words = [word for each in suggest for word in each(trial)]
+            with asking:
+                trial = study.ask()
+                words = [word for each in suggest for word in each(trial)]
             value = self._run(trial.number, words)
             study.tell(trial, value, None if value is not None else states.FAIL)
 

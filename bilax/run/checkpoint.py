@@ -17,17 +17,19 @@ import shutil
 import stat
 import tempfile
 import warnings
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from bilax.files import DataError, check_size, may_unpack, read_arrays, write_arrays
 from bilax.problem.trees import named_leaves
-from bilax.run.processes import is_first, wait_for_all, whole
+from bilax.run.processes import is_first, says_lost, together, wait_for_all, whole
 
 try:
     import fcntl
@@ -222,14 +224,16 @@ class Checkpoints:
             )
             if saved.step > self.recorded and is_first():
                 write_arrays(self._part(self.recorded, saved.step), saved.history)
-            items = ocp.args.Composite(
-                arrays=ocp.args.StandardSave(arrays),
-                about=ocp.args.JsonSave(about),  # pyright: ignore
-            )
+            if _own_among_several():
+                items = {"about": ocp.args.JsonSave(about | {"arrays": _as_text(arrays)})}  # pyright: ignore
+            else:
+                items = {"arrays": ocp.args.StandardSave(arrays), "about": ocp.args.JsonSave(about)}  # pyright: ignore
             self.kept.scores[saved.step] = score
-            if not self.manager.save(saved.step, args=items):
+            if not self.manager.save(saved.step, args=ocp.args.Composite(**items)):
                 raise OSError("orbax holds that this step is saved already")
         except Exception as error:
+            if says_lost(error):
+                raise
             with contextlib.suppress(OSError):
                 self._part(self.recorded, saved.step).unlink(missing_ok=True)
             steps = steps_saved(self.saving.path)
@@ -266,7 +270,11 @@ class Checkpoints:
             try:
                 saved = self._read(step, size)
             except Exception as error:
-                _set_aside(self.saving.path / f"{PREFIX}_{step:09d}", str(error))
+                if says_lost(error):
+                    raise
+                if is_first():
+                    _set_aside(self.saving.path / f"{PREFIX}_{step:09d}", str(error))
+                wait_for_all("bilax: a damaged checkpoint was set aside")
                 self.manager.reload()
                 continue
             self.recorded = step
@@ -282,12 +290,18 @@ class Checkpoints:
 
         path = self.saving.path / f"{PREFIX}_{step:09d}"
         packed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        check_size(path.name, _announced(path / "arrays"), ROOM + 2 * size + may_unpack(packed))
-        # As NumPy arrays: orbax would bind them to the devices that they were saved on.
-        room = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), _known(path / "arrays"))
-        items = ocp.args.Composite(arrays=ocp.args.StandardRestore(room), about=ocp.args.JsonRestore())  # pyright: ignore
-        read = self.manager.restore(step, args=items)
-        arrays, about = {name: np.asarray(leaf) for name, leaf in read["arrays"].items()}, read["about"]
+        items: dict[str, Any] = {"about": ocp.args.JsonRestore()}  # pyright: ignore
+        if (path / "arrays").exists():
+            check_size(path.name, _announced(path / "arrays"), ROOM + 2 * size + may_unpack(packed))
+            # As NumPy arrays: orbax would bind them to the devices that they were saved on.
+            room = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), _known(path / "arrays"))
+            items["arrays"] = ocp.args.StandardRestore(room)
+        else:
+            check_size(path.name, packed, ROOM + 4 * size)
+        read = self.manager.restore(step, args=ocp.args.Composite(**items))
+        about = read["about"]
+        found = read["arrays"] if "arrays" in items else _from_text(about["arrays"])
+        arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
         for name, leaf in arrays.items():
             if digest(leaf) != about["sha256"][name]:
                 raise DataError(f"{name} has changed since it was written")
@@ -391,6 +405,24 @@ def digest(leaf: Any) -> str:
     return found.hexdigest()
 
 
+def _own_among_several() -> bool:
+    """Whether this process saves a run of its own beside others: there orbax writes arrays in the first one alone."""
+    return jax.process_count() > 1 and not together()
+
+
+def _as_text(arrays: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    """Each array's type, shape and content, for JSON."""
+    known = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+    return {name: (leaf.dtype.name, leaf.shape, b64encode(leaf.tobytes()).decode()) for name, leaf in known.items()}
+
+
+def _from_text(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {
+        name: np.frombuffer(b64decode(content), jnp.dtype(kind)).reshape(shape)
+        for name, (kind, shape, content) in arrays.items()
+    }
+
+
 def _known(folder: Path) -> PyTree:
     """What orbax knows of the arrays in a folder before it reads them."""
     import orbax.checkpoint as ocp
@@ -409,8 +441,15 @@ def _manager(saving: Saving, kept: _LatestAndBest) -> Any:
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong is raised as well
+    own = jax.process_index()
+    who = {"primary_host": own, "active_processes": {own}} if _own_among_several() else {}
+    processes = ocp.options.MultiprocessingOptions(**who)
     return ocp.CheckpointManager(
         saving.path,
+        item_handlers={
+            "arrays": ocp.StandardCheckpointHandler(multiprocessing_options=processes),
+            "about": ocp.JsonCheckpointHandler(multiprocessing_options=processes),
+        },
         options=ocp.CheckpointManagerOptions(
             step_prefix=PREFIX,
             step_format_fixed_length=9,
@@ -418,5 +457,7 @@ def _manager(saving: Saving, kept: _LatestAndBest) -> Any:
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
             save_root_metadata=False,
+            create=False,
+            multiprocessing_options=processes,
         ),
     )

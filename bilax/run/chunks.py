@@ -26,7 +26,7 @@ from bilax.run.data import Batches, Reader
 from bilax.run.devices import Devices, put, put_own_part
 from bilax.run.loop import Loop, Point, State, advance, begin, finish
 from bilax.run.options import RunOptions
-from bilax.run.processes import agreed, is_first, largest, whole
+from bilax.run.processes import agreed, is_first, largest, running_on, together, whole
 from bilax.run.progress import display
 from bilax.run.solution import History, Interrupted, Solution, Status
 
@@ -68,12 +68,15 @@ class Plan(NamedTuple):
     """what of x and y is no variable"""
     devices: Devices | None = None
     """where the arrays lie; None for the one device that JAX chooses"""
+    given: Loop | None = None
+    """the loop before its arrays were put there, if they were: a saved run is known by it on any devices"""
 
 
 def drive(plan: Plan, options: RunOptions) -> Solution:
     """Runs all outer steps in chunks and returns to Python only between them."""
     _keep_memory()
-    return _Drive(plan, options).run()
+    with running_on(None if plan.devices is None else plan.devices.mesh):
+        return _Drive(plan, options).run()
 
 
 @functools.cache
@@ -250,7 +253,7 @@ class _Drive:
     def snapshot(self) -> Snapshot:
         """The state as callbacks see it."""
         x, z, good = _copied((*self.loop.algorithm.point(self.state.carry), self.state.good))
-        if jax.process_count() > 1:  # a callback computes by itself
+        if together():  # a callback computes by itself
             x, z, good = whole((x, z, good))
         fixed = self.plan.fixed
         return Snapshot(fixed.join_x(x), fixed.join_y(z), self.done, _as_written(good.whole(), fixed))
@@ -302,20 +305,21 @@ class _Drive:
 
     def _configuration(self) -> dict[str, str]:
         """What can be named of all that must be the same for a run to go on; `_next_step` is for the rest."""
-        data = self.loop.data
+        loop = self.plan.given or self.plan.loop
+        data, algorithm = loop.data, loop.algorithm
         read = callable(data) or self.batches is not None
         apart = any(not leaf.is_fully_addressable for leaf in jax.tree.leaves(data) if isinstance(leaf, jax.Array))
         known = "read while running" if read else checkpoint.NOT_COMPARED
         return {
             # Not the optimisers, whose text is that of closures.
-            "method": _text(getattr(self.loop.algorithm, "method", self.loop.algorithm)),
-            "sets": _text((self.loop.problem.x_set, self.loop.problem.y_set)),
+            "method": _text(getattr(algorithm, "method", algorithm)),
+            "sets": _text((loop.problem.x_set, loop.problem.y_set)),
             "arrays in the problem or method": checkpoint.fingerprint(
-                eqx.filter((self.loop.problem, self.loop.algorithm), eqx.is_array)
+                eqx.filter((loop.problem, algorithm), eqx.is_array)
             ),
             "x0": checkpoint.fingerprint(self.plan.x0),
             "y0": checkpoint.fingerprint(self.plan.y0),
-            "record_every": str(self.loop.every),
+            "record_every": str(loop.every),
             "key": checkpoint.fingerprint(self.plan.key),
             "data": known if read or apart else checkpoint.fingerprint(eqx.filter(data, eqx.is_array)),
         }

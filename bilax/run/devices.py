@@ -38,6 +38,12 @@ class Devices(NamedTuple):
                 f"mesh must have one axis, along which examples, tasks or starts are cut; this one has "
                 f'{mesh.axis_names}. Write jax.make_mesh(({mesh.size},), ("data",)).'
             )
+        processes = {device.process_index for device in mesh.devices.flat}
+        if mesh.is_multi_process and len(processes) < jax.process_count():
+            raise ValueError(
+                f"mesh has devices of processes {sorted(processes)}; it must have those of all {jax.process_count()}, "
+                f"as jax.devices(), or of this one ({jax.process_index()}) alone, as jax.local_devices()."
+            )
         # `jax.make_mesh` gives axes whose shardings the user's functions would have to spell out.
         return cls(Mesh(mesh.devices, mesh.axis_names), starts is not None and starts % mesh.size == 0)
 
@@ -152,7 +158,7 @@ def _partitioned_by_the_compiler(leaf: jax.Array) -> jax.Array:
 
 def put_own_part(leaf: Any, sharding: NamedSharding) -> Any:
     """As `put`, of an array of which each process has a part of its own where it is cut: what it has read."""
-    if jax.process_count() == 1:
+    if sharding.is_fully_addressable:
         return put(leaf, sharding)
     return jax.make_array_from_process_local_data(sharding, np.asarray(leaf, jnp.result_type(leaf)))
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from bilax.gradient.method import Method
@@ -86,7 +87,7 @@ def solve(
     x0, y0 = check_inside("x0", x0, problem.x_set), check_inside("y0", y0, problem.y_set)
     data = check_data(data)
     if isinstance(method, Auto):
-        _check_for_auto(optimizer, z_optimizer)
+        _check_for_auto(options.mesh, optimizer, z_optimizer)
         method = method if tolerance is None else Auto(tolerance)
         if not method.precise(x0, y0):
             _warn_of_rounding(given_x0, given_y0, data)
@@ -142,7 +143,7 @@ def multistart(
     y0s = check_inside("y0s", y0s, Each(problem.y_set)) if isinstance(problem.y_set, Set) else y0s
     data = check_data(data)
     if isinstance(method, Auto):
-        _check_for_auto(optimizer, z_optimizer)
+        _check_for_auto(options.mesh, optimizer, z_optimizer)
         method = method if tolerance is None else Auto(tolerance)
         setting = Setting(given, x0s, y0s, data, _key(key), steps, fixed, record, options, doubles, tasks)
         return solve_by_itself(method, setting._replace(many=True, data_axes=data_axes))
@@ -159,8 +160,8 @@ def _warn_of_rounding(x0: PyTree, y0: PyTree, data: Any) -> None:
         warn_of_doubles(name, tree, variables=name != "data")
 
 
-def _check_for_auto(*optimizers: Any) -> None:
-    if jax.process_count() > 1:
+def _check_for_auto(mesh: Any, *optimizers: Any) -> None:
+    if isinstance(mesh, Mesh) and mesh.is_multi_process:
         raise ValueError("bilax.auto() chooses by itself, which several processes cannot do together: name a method.")
     if any(one is not None for one in optimizers):
         raise TypeError("bilax.auto() chooses its optimiser: leave out optimizer and z_optimizer, or name a method.")

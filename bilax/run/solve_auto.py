@@ -25,7 +25,6 @@ from bilax.run.chunks import Plan
 from bilax.run.data import Batches
 from bilax.run.loop import Loop, Record
 from bilax.run.options import RunOptions
-from bilax.run.processes import is_first
 from bilax.run.progress import tell
 from bilax.run.solution import BilevelError, Solution, Status
 from bilax.run.start import for_each_task, joined_record, start
@@ -62,7 +61,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
         return left() != 0.0
 
     def said(what):
-        if given.options.progress and is_first():
+        if given.options.progress:
             tell(what)
 
     problem, x0, y0 = given[:3]

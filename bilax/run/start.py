@@ -57,7 +57,7 @@ def _spread(plan: Plan, mesh: Any) -> Plan:
     x0, y0 = (devices.variables(one, examples(data), many) for one in (plan.x0, plan.y0))
     problem = devices.everywhere(loop.problem)
     loop = loop._replace(problem=problem, algorithm=algorithm, data=data, divided=devices.starts)
-    return Plan(loop, x0, y0, devices.everywhere(plan.key), plan.steps, plan.fixed, devices)
+    return Plan(loop, x0, y0, devices.everywhere(plan.key), plan.steps, plan.fixed, devices, plan.loop)
 
 
 def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:

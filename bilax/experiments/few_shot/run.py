@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -164,6 +164,10 @@ class FewShot(Experiment):
     def setup(self, seed: int) -> Setup:
         tasks = self.meta_batch if self.meta_batch is not None else 2 if self.backbone == "resnet12" else 4
         data = self.batches("train", seed, tasks)
+        if self.distributed:
+            if tasks % (processes := jax.process_count()):
+                self.refuse(f"--meta-batch must be a multiple of the {processes} processes, got {tasks}.")
+            data = OwnTasks(data)
         self.batches("test", TEST_SEED, TEST_BATCH)  # what is wrong with it should be told now, not after training
         learner = self.learner(seed)
         return Setup(learner.problem, learner.x0, learner.y0, data, tasks=True)
@@ -303,6 +307,22 @@ class FewShot(Experiment):
         if self.penalty == "none":
             return few_shot.no_penalty
         return LqPenalty(self.penalty_q, self.penalty_epsilon, self.penalty_weight, self.penalty == "elementwise")
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTasks:
+    """Of each batch the tasks that are this process's, one of several that run together."""
+
+    batches: Episodes | Sinusoids
+
+    def starting_at(self, index: int) -> Iterator[tuple[Episode]]:
+        """From batch number `index` on."""
+        number, own = jax.process_count(), jax.process_index()
+        for batch in self.batches.starting_at(index):
+            yield jax.tree.map(lambda leaf: np.split(leaf, number)[own], batch)
+
+    def __iter__(self) -> Iterator[tuple[Episode]]:
+        return self.starting_at(0)
 
 
 def tested(
