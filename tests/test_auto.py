@@ -451,3 +451,9 @@ def test_units_of_the_follower_do_not_make_it_indifferent():
     assert not flat(lambda x, y: jnp.sum((units * y - x) ** 2))
     assert flat(lambda x, y: jnp.sum((units * y - x)[1:] ** 2))
     assert flat(lambda x, y: jnp.sum(units * y - x) ** 2)
+
+
+def test_a_problem_without_a_leader_is_a_follower_to_be_solved():
+    problem = bilax.Problem(lambda x, y: jnp.sum(y), lambda x, y: jnp.sum((y - 2.0) ** 2), y_set=bilax.Box(-1.0, 1.0))
+    solution = bilax.solve(problem, bilax.auto(), (), jnp.zeros(2))
+    np.testing.assert_allclose(solution.y, 1.0)

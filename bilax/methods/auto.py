@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from bilax.follower.dynamics import GradientDescent, Nesterov, cauchy_step, dtype_of
 from bilax.follower.lbfgs import LBFGS
@@ -293,7 +293,7 @@ def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
 
     Every third one moves all coordinates alike, which is what penalties and prices want.
     """
-    flat, unravel = ravel_pytree(point)
+    flat = ravel_pytree(point)[0]
     here, random = np.asarray(flat, float), np.random.default_rng(seed)
     lo, hi = (np.asarray(ravel_pytree(bound)[0], float) for bound in bounds(a_set, point))
     bounded = np.isfinite(lo) & np.isfinite(hi)
@@ -305,15 +305,16 @@ def _spread(a_set: Any, point: PyTree, count: int, seed: int) -> PyTree:
     around = here + np.resize([0.3, 1.0, 3.0], count)[:, None] * np.maximum(1.0, np.abs(here)) * normal
     between = np.where(bounded, lo, 0) + unit * np.where(bounded, hi - lo, 0)
     rows = jnp.asarray(np.where(bounded, between, around), flat.dtype)
-    return _into(a_set, jax.vmap(unravel)(rows), point)
+    return _into(a_set, rows, point)
 
 
 @quick_jit
-def _into(a_set: Any, rows: PyTree, point: PyTree) -> PyTree:
+def _into(a_set: Any, rows: Array, point: PyTree) -> PyTree:
     """Each row inside the set and a little towards the given point: on a boundary f may be infinite (y log y)."""
+    unravel = ravel_pytree(point)[1]
 
     def one(row):
-        return jax.tree.map(lambda a, b: 0.95 * a + 0.05 * b, inside(a_set, row), point)
+        return jax.tree.map(lambda a, b: 0.95 * a + 0.05 * b, inside(a_set, unravel(row)), point)
 
     return jax.vmap(one)(rows)
 
