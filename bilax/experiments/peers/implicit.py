@@ -83,6 +83,7 @@ class Implicit(Target):
 
     name: ClassVar[str] = "benchmarks/implicit"
     claimant: ClassVar[str] = "what is to hold"
+    free: ClassVar[tuple[str, ...]] = ("redraw", "only", "size", "repeats")
     in_cells: ClassVar[bool] = True
 
     def compute(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class Implicit(Target):
         }
         cases = QUICK if self.quick else dict.fromkeys(work.WORKS, SIZES)
         lines = [(n, s) for n, some in cases.items() for s in some if self.only in (None, n) and self.size in (None, s)]
-        results = stored_results(self.path, self, ("only", "size", "repeats")) or {"versions": list(PEER), "lines": []}
+        results = stored_results(self.path, self, self.free) or {"versions": list(PEER), "lines": []}
         with tempfile.TemporaryDirectory() as folder, steps(2 * len(lines), "implicit") as advance:
             for name, size in lines:
                 given = work.make(name, size, self.seed)
