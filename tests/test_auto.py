@@ -15,6 +15,7 @@ import scipy.optimize
 
 import bilax
 from bilax.methods.indifferent_follower import flat_where_it_matters, variation
+from bilax.methods.solved_follower import SolvedFollower
 
 COSTS = np.asarray([1.0, 1.5, 2.0, 4.0])
 
@@ -457,3 +458,27 @@ def test_a_problem_without_a_leader_is_a_follower_to_be_solved():
     problem = bilax.Problem(lambda x, y: jnp.sum(y), lambda x, y: jnp.sum((y - 2.0) ** 2), y_set=bilax.Box(-1.0, 1.0))
     solution = bilax.solve(problem, bilax.auto(), (), jnp.zeros(2))
     np.testing.assert_allclose(solution.y, 1.0)
+
+
+SLOPING = bilax.Problem(lambda x, y: jnp.sum((y - 1.0) ** 4), lambda x, y: jnp.sum((y - x) ** 2))
+
+
+def test_a_coarser_tolerance_ends_sooner():
+    fine, coarse = (bilax.solve(SLOPING, bilax.auto(), np.full(2, 3.0), np.zeros(2), tolerance=t) for t in (1e-4, 0.3))
+    assert coarse.status is fine.status is bilax.Status.converged
+    assert coarse.steps < fine.steps
+    assert fine.upper < coarse.upper < 32.0
+
+
+@pytest.mark.parametrize(("mark", "ended"), [(1.0, True), (0.0, False)], ids=["nothing gained", "all gained"])
+def test_a_leader_ends_where_a_hundred_evaluations_brought_nothing(mark, ended):
+    method = bilax.Method(50, bilax.Newton(), derivative=bilax.Implicit(), start="warm", follower_tolerance=1e-9)
+    algorithm, x, y = SolvedFollower(method, None), jnp.full(2, 3.0), jnp.zeros(2)
+    here = algorithm.evaluate(SLOPING, x, y, ())
+    search = algorithm._unknown(here, x, y)._replace(here=here, alpha=jnp.asarray(0.1), gained=jnp.asarray(1.0))
+    search = search._replace(evaluations=jnp.asarray(100), mark=jnp.asarray(mark))
+    after = algorithm._new_line(SLOPING, search)
+    assert bool(after.done) is ended
+    assert (float(after.mark), int(after.marked)) == (1.0, 100)
+    # A little before it is not looked at.
+    assert not bool(algorithm._new_line(SLOPING, search._replace(evaluations=jnp.asarray(99))).done)

@@ -13,6 +13,9 @@ An algorithm with an attribute `draws = (outer, inner)` gets in place of the tup
 independent batches of the leader's and of the follower's data for the step.
 
 A field named `optimizer` (or `z_optimizer`) is what `solve(optimizer=...)` replaces.
+
+An algorithm with `prepares = True` has a turn of `step` before the first one, of which nothing is recorded: what `init`
+would have to compute by the same program as `step` is then compiled once.
 """
 
 import dataclasses
