@@ -43,16 +43,22 @@ def test_the_non_negative_follower_is_scipys(tmp_path):
 
 def test_the_search_takes_the_loosest_that_reaches_the_level():
     class Answers(implicit.Side):
-        def __init__(self): ...
+        def __init__(self, steps):
+            self.steps, self.asked = steps, []
 
         def ask(self, **order):
             tolerance, linear = order["tolerance"], order["linear"]
-            return {"slope": 1 + 0.1 * tolerance + 0.01 * linear, "steps": 1, "seconds": 1 / tolerance + 0.1 / linear}
+            self.asked.append(tolerance)
+            seconds = 1 / tolerance + 0.1 / linear
+            return {"slope": 1 + 0.1 * tolerance + 0.01 * linear, "steps": self.steps, "seconds": seconds}
 
-    found = implicit.loosest(Answers(), "any", 1e-3, 1.0, 1e-9, np.inf)
+    found = implicit.loosest(Answers(steps=1), "any", 1e-3, 1.0, 1e-9, np.inf, most=100)
     assert found["reached"]
     assert found["tolerance"] == pytest.approx(10**-2.5)
     assert found["linear"] > 1e-2
+    stuck = Answers(steps=100)
+    assert not implicit.loosest(stuck, "any", 1e-3, 1.0, 1e-9, np.inf, most=100)["reached"]
+    assert stuck.asked == [1.0]
 
 
 def test_a_process_answers_orders_by_lines(tmp_path):

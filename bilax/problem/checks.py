@@ -101,7 +101,7 @@ def check_inside(name: str, point: PyTree, a_set: Any) -> PyTree:
         projected = _projected(a_set, point)
     except Exception as error:
         raise ValueError(f"{name} does not fit its set {name_of(a_set)}: {error}") from error
-    check_same(f"{name_of(a_set)}.project({name})", projected, name, point)
+    check_same(f"{type(a_set).__name__}.project({name})", projected, name, point)
     pairs = zip(jax.tree.leaves(point), jax.tree.leaves(projected), strict=True)
     if not all(np.allclose(a, b, rtol=1e-6, atol=1e-12) for a, b in pairs):
         warnings.warn(f"{name} lies outside its set {name_of(a_set)}; it was projected onto it.", stacklevel=3)
