@@ -31,7 +31,6 @@ from bilax.methods.stochastic import (
 )
 from bilax.problem.minibatches import Draws
 from bilax.problem.problem import Problem
-from bilax.problem.trees import choose
 
 Product = Callable[[Any, PyTree], PyTree]
 """(i, u) -> ∂²_yy f u on the i-th batch"""
@@ -63,10 +62,9 @@ class Sampled(eqx.Module):
         p = jax.random.randint(key, (), 0, self.terms)
 
         def body(q, r):
-            return choose(q < p, optax.tree.add_scale(r, -self.rate, product(q, r)), r)
+            return optax.tree.add_scale(r, -self.rate, product(q, r))
 
-        # Of many starts each has a p of its own; a loop of p steps would run as long for all.
-        return optax.tree.scale(-self.rate * self.terms, jax.lax.fori_loop(0, self.terms - 1, body, slope))
+        return optax.tree.scale(-self.rate * self.terms, jax.lax.fori_loop(0, p, body, slope))
 
 
 class Continued(eqx.Module):
@@ -120,7 +118,7 @@ class DoubleLoop(eqx.Module):
             return moved(self.y_optimizer, slope, carry[1], carry[0], taken)
 
         y, y_memory = jax.lax.fori_loop(0, self.inner_steps, follow, (y, y_memory))
-        found, v = hypergradient(problem, self.system, x, y, v, data, key, self.inner_steps)
+        (found,), (v,) = hypergradients(problem, self.system, ((x, y),), (v,), data, key, self.inner_steps)
         x, x_memory = update(self.optimizer, found.grad_x, x_memory, x, problem.x_set, step=data.step)
         return Carry(x, y, v, (x_memory, y_memory)), found
 
@@ -128,18 +126,26 @@ class DoubleLoop(eqx.Module):
         return carry.x, carry.y
 
 
-def hypergradient(
-    problem: Problem, system: Any, x: PyTree, y: PyTree, v: PyTree, data: Draws, key: Array, first: int
-) -> tuple[Evaluation, PyTree]:
-    """What is found at (x, y), with ∂_x F + ∂²_xy f v as the gradient, and v; on batches from `first` on."""
-    value, upper_x, upper_y = upper_slopes(problem, x, y, data.upper())
+def hypergradients(
+    problem: Problem, system: Any, points: tuple[Any, ...], vs: PyTree, data: Draws, key: Array, first: int
+) -> tuple[list[Evaluation], PyTree]:
+    """What is found at each (x, y), with ∂_x F + ∂²_xy f v as the gradient, and v; on batches from `first` on.
+
+    All points have the same batches, each of which is fetched once for all of them.
+    """
+    leader, last = data.upper(), data.lower(first + system.terms)
+    upper = [upper_slopes(problem, x, y, leader) for x, y in points]
 
     def product(i, u):
-        return lower_products(problem, x, y, u, data.lower(first + i))[3]
+        batch = data.lower(first + i)
+        return tuple(lower_products(problem, x, y, of, batch)[3] for (x, y), of in zip(points, u, strict=True))
 
-    v = system.solve(product, upper_y, v, key)
-    f, slope, cross, _ = lower_products(problem, x, y, v, data.lower(first + system.terms))
-    return Evaluation(y, value, f, optax.tree.norm(slope), grad_x=add(upper_x, cross)), v
+    vs = system.solve(product, tuple(upper_y for _, _, upper_y in upper), vs, key)
+    found = []
+    for (x, y), v, (value, upper_x, _) in zip(points, vs, upper, strict=True):
+        f, slope, cross, _ = lower_products(problem, x, y, v, last)
+        found.append(Evaluation(y, value, f, optax.tree.norm(slope), grad_x=add(upper_x, cross)))
+    return found, vs
 
 
 class StormCarry(NamedTuple):
@@ -177,14 +183,12 @@ class Storm(eqx.Module):
     def step(self, problem: Problem, carry: StormCarry, data: Draws, key: Array) -> tuple[StormCarry, Evaluation]:
         x, y, before, slopes, (x_memory, y_memory) = carry
 
-        def estimate(x, y):
-            found = hypergradient(problem, self.system, x, y, (), data, key, 1)[0]
-            return (found.grad_x, lower_slope(problem, x, y, data.lower())), found
-
-        here, found = estimate(x, y)
+        points, batch = ((x, y), before), data.lower()
+        (found, earlier), _ = hypergradients(problem, self.system, points, (), data, key, 1)
+        slope, slope_before = (lower_slope(problem, *point, batch) for point in points)
         # Before the first step there is nothing to correct.
         share = jnp.where(data.step == 0, 1.0, self.forgetting(data.step))
-        slopes = corrected(here, estimate(*before)[0], slopes, share)
+        slopes = corrected((found.grad_x, slope), (earlier.grad_x, slope_before), slopes, share)
         x_next, x_memory = update(self.optimizer, slopes[0], x_memory, x, problem.x_set, step=data.step)
         y_next, y_memory = moved(self.y_optimizer, slopes[1], y_memory, y, data.step)
         after = StormCarry(x_next, y_next, (x, y), slopes, (x_memory, y_memory))

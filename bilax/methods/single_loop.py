@@ -137,7 +137,7 @@ class Recursive(eqx.Module):
     period: int
 
     def init(self, problem: Problem, point: Point, data: Draws) -> PyTree:
-        return point, zeros(jax.eval_shape(lambda: on_batch(problem, point, data)))
+        return point, zeros(jax.eval_shape(lambda: on_batch(problem, point, data)[:3]))
 
     def __call__(self, problem: Problem, point: Point, memory: PyTree, data: Draws) -> tuple[Directions, PyTree]:
         before, last = memory
@@ -145,13 +145,13 @@ class Recursive(eqx.Module):
         def recurse():
             here = on_batch(problem, point, data)
             change = jax.tree.map(jnp.subtract, here[:3], on_batch(problem, before, data)[:3])
-            x, y, v = add(last[:3], change)
-            return Directions(x, y, v, here.values)
+            return Directions(*add(last, change), here.values)
 
         # The number of the step is common to all starts, so only one of the two is computed.
         every = data.step % self.period == 0
         directions = jax.lax.cond(every, lambda: on_batch(problem, point, data.whole()), recurse)
-        return directions, (point, directions)
+        # F and f are not carried along: between two looks at the run nothing asks for them, and they are not computed.
+        return directions, (point, directions[:3])
 
 
 class Carry(NamedTuple):
@@ -170,6 +170,11 @@ class SingleLoop(eqx.Module):
     y_optimizer: optax.GradientTransformation
     v_optimizer: optax.GradientTransformation
     draws = (1, 1)
+
+    @property
+    def passes_over_all(self) -> bool:
+        """Whether steps take all rows again and again, so that `start` keeps these apart."""
+        return isinstance(self.estimate, Recursive)
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree, data: Draws) -> Carry:
         refuse_sets_of_y(problem)

@@ -46,6 +46,12 @@ class Minibatches(eqx.Module):
         self.upper = Rows.of("upper", upper, sizes[0], seed)
         self.lower = Rows.of("lower", lower, sizes[1], seed)
 
+    def with_all_apart(self) -> "Minibatches":
+        """The same with a copy of all rows beside the ring, for methods that pass over all of them again and again."""
+        apart = [getattr(self, level).all for level in LEVELS]
+        where = lambda given: [getattr(given, level).apart for level in LEVELS]  # noqa: E731
+        return eqx.tree_at(where, self, apart, is_leaf=lambda leaf: leaf is None)
+
 
 class Rows(eqx.Module):
     """One level's examples, the first few of them once more at the end, so that a block may run over it."""
@@ -55,6 +61,8 @@ class Rows(eqx.Module):
     size: int = eqx.field(static=True)
     hands: int = eqx.field(static=True, default=1)
     """if more than one, the arrays have an axis in front of the rows, to which these are dealt in turn like cards"""
+    apart: PyTree = None
+    """every row once, where that was asked for: cut from the ring it would be copied each time"""
 
     @classmethod
     def of(cls, name: str, arrays: PyTree, size: int | None, seed: int | None) -> "Rows":
@@ -82,6 +90,8 @@ class Rows(eqx.Module):
     @property
     def all(self) -> PyTree:
         """Every row once."""
+        if self.apart is not None:
+            return self.apart
         if self.hands == 1:
             return jax.tree.map(lambda leaf: leaf[: self.count], self.arrays)
         each = self.count // self.hands

@@ -227,27 +227,47 @@ def _outer_step(loop: Loop, recorded: Array, draws: Draws, state: State) -> tupl
 
 
 def _evaluated(loop: Loop, state: State, draws: Draws) -> tuple[PyTree, Point, Evaluation]:
-    after, found = _stepped(loop, state, state.carry, draws, 0)
+    def step(state, draws):
+        return _stepped(loop, state, state.carry, draws, 0)
+
+    after, found = (_one_start_at_a_time(loop, step) if loop.every > 1 else step)(state._replace(good=None), draws)
     numbers = (jnp.asarray(v) for v in (found.upper, found.lower, found.residual, found.k_bar))
     return after, Point(*loop.algorithm.point(state.carry), found.y, *numbers), found
 
 
 def _further(loop: Loop, state: State, carry: PyTree, draws: Draws) -> PyTree:
-    """The steps up to the next look; of many starts on a CPU one start after the other.
+    """The steps up to the next look."""
+
+    def steps(state, carry, draws):
+        draws = draws.ahead(loop.every)
+        return jax.lax.fori_loop(1, loop.every, lambda i, carry: _stepped(loop, state, carry, draws, i)[0], carry)
+
+    return _one_start_at_a_time(loop, steps)(state._replace(good=None), carry, draws)  # pyright: ignore
+
+
+def _one_start_at_a_time(loop: Loop, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, of many starts on a CPU computed for one after the other.
 
     There a step of ten starts side by side takes half as long again as ten steps do: XLA computes batches of small
     products one by one anyway, and what a start works on stays in the cache.
     """
-    arrays, rest = eqx.partition((state._replace(good=None), carry, draws), eqx.is_array)  # pyright: ignore
-
-    def steps(arrays):
-        state, carry, draws = eqx.combine(arrays, rest)
-        draws = draws.ahead(loop.every)
-        return jax.lax.fori_loop(1, loop.every, lambda i, carry: _stepped(loop, state, carry, draws, i)[0], carry)
-
     # Divided among devices, each would have to go through all starts.
-    one_by_one = loop.many and not loop.divided and jax.default_backend() == "cpu"
-    return (jax.custom_batching.sequential_vmap(steps) if one_by_one else steps)(arrays)
+    if not loop.many or loop.divided or jax.default_backend() != "cpu":
+        return function
+
+    def in_turn(*trees):
+        arrays, rest = eqx.partition(trees, eqx.is_array)
+        others = []
+
+        def of_arrays(arrays):
+            found, other = eqx.partition(function(*eqx.combine(arrays, rest)), eqx.is_array)
+            others.append(other)
+            return found
+
+        found = jax.custom_batching.sequential_vmap(of_arrays)(arrays)
+        return eqx.combine(found, others[-1])
+
+    return in_turn
 
 
 def _stepped(loop: Loop, state: State, carry: PyTree, draws: Draws, i: Any) -> tuple[PyTree, Evaluation]:

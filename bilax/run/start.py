@@ -12,7 +12,7 @@ from bilax.gradient.tasks import count_tasks
 from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.compiled import compiled
-from bilax.problem.minibatches import of_start
+from bilax.problem.minibatches import Minibatches, of_start
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.variables import Fixed
 from bilax.run.chunks import CAPACITY, Plan, drive, finished
@@ -33,7 +33,10 @@ def start(plan: Plan, options: RunOptions) -> Solution:
             "read from an iterable: give bilax.Minibatches, a tuple or a function."
         )
     plan = plan._replace(loop=plan.loop._replace(every=every))
-    plan = plan if options.mesh is None else _spread(plan, options.mesh)
+    if options.mesh is not None:
+        plan = _spread(plan, options.mesh)
+    elif isinstance(plan.loop.data, Minibatches) and getattr(plan.loop.algorithm, "passes_over_all", False):
+        plan = plan._replace(loop=plan.loop._replace(data=plan.loop.data.with_all_apart()), given=plan.loop)
     # The history of a whole run is there before the run: one too long for that is taken in parts.
     if options.in_chunks or isinstance(plan.loop.data, Batches) or plan.steps // every > 16 * CAPACITY:
         solution = drive(plan, options)
