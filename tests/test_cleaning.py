@@ -201,14 +201,29 @@ def test_a_batch_of_all_is_the_full_batch():
 
 
 def test_a_batch_holds_each_example_once_with_its_weight():
-    batch = cleaning.draw(whole(blobs()), 20, jax.random.key(0))
+    batch = cleaning.draw_training(whole(blobs()), 20, jax.random.key(0))
     assert batch.rows is not None
     assert len(set(batch.rows.tolist())) == 20
     np.testing.assert_array_equal(batch.train_inputs, blobs().train.inputs[batch.rows])
     np.testing.assert_array_equal(batch.train_targets.argmax(axis=0), blobs().noisy[0][batch.rows])
-    assert batch.val_inputs.shape == (20, 2)
+    assert cleaning.draw_validation(batch, 20, jax.random.key(0)).val_inputs.shape == (20, 2)
     x = jnp.zeros(90).at[batch.rows].set(-jnp.inf)  # all examples of the batch have weight zero
     assert cleaning.problem().lower(x, cleaning.network(jax.random.key(0), 2, 3), batch) == 0
+
+
+def test_each_step_of_the_follower_draws_its_own_examples():
+    batch = whole(blobs())._replace(key=jax.random.key(3))
+    y = cleaning.network(jax.random.key(0), 2, 3)
+
+    def weighed(k):
+        """Which examples step k's slope in x is about."""
+        at = cleaning.problem("none", 10).lower_at
+        assert at is not None
+        return set(np.flatnonzero(jax.grad(lambda x: at(k, x, y, batch))(jnp.zeros(90))).tolist())
+
+    drawn = [weighed(k) for k in range(6)]
+    assert all(len(each) == 10 for each in drawn)
+    assert len(set().union(*drawn)) > 30
 
 
 @pytest.mark.parametrize("name", ["ls", "ns", "t-rhg", "bda", "ia-gm-a"])

@@ -38,6 +38,8 @@ class Batch(NamedTuple):
     val_targets: Float[Array, "c m"]
     rows: Int[Array, " n"] | None = None
     """which entries of x weigh the training examples; None for all, in order"""
+    key: Any = None
+    """what the follower's steps draw their mini-batches by, if they do"""
 
 
 class Split(NamedTuple):
@@ -110,8 +112,11 @@ def cross_entropy(scores: Float[Array, "c n"], targets: Float[Array, "c n"]) -> 
 
 
 @functools.cache
-def problem(activation: Activation = "none") -> bilax.Problem:
-    """The bilevel problem; its data is one `Batch`, its x one number for each training example."""
+def problem(activation: Activation = "none", size: int | None = None) -> bilax.Problem:
+    """The bilevel problem; its data is one `Batch`, its x one number for each training example.
+
+    With a `size`, each step of the follower draws so many training examples.
+    """
 
     def upper(x, y, batch: Batch):
         return cross_entropy(logits(y, batch.val_inputs, activation), batch.val_targets).mean()
@@ -120,7 +125,11 @@ def problem(activation: Activation = "none") -> bilax.Problem:
         weights = jax.nn.sigmoid(x if batch.rows is None else x[batch.rows])
         return (weights * cross_entropy(logits(y, batch.train_inputs, activation), batch.train_targets)).mean()
 
-    return bilax.Problem(upper, lower)
+    def lower_at(k, x, y, batch: Batch):
+        assert size is not None
+        return lower(x, y, draw_training(batch, size, jax.random.fold_in(batch.key, k)))
+
+    return bilax.Problem(upper, lower, lower_at=None if size is None else lower_at)
 
 
 def split(
@@ -164,15 +173,16 @@ def corrupt(
 def setup(parts: Split, y0s: PyTree, activation: Activation = "none", batch: int | None = None) -> Setup:
     """What is to be solved for every seed at once, from x = 0; the images are there once for all seeds.
 
-    `y0s` are initial networks with a leading axis for the seeds. With `batch`, each outer step draws so many examples
-    of each of the two sets.
+    `y0s` are initial networks with a leading axis for the seeds. With `batch`, each outer step draws so many validation
+    examples and each of the follower's steps so many training examples: an outer step then has a gradient for nearly
+    all weights, as with whole sets, where one batch for all of its steps has few.
     """
     whole = all_examples(parts)
     x0s = jnp.zeros(parts.noisy.shape, y0s[0][0].dtype)
-    axes = Batch(None, 0, None, None, None)  # pyright: ignore[reportArgumentType]
+    axes = Batch(None, 0, None, None, None, None)  # pyright: ignore[reportArgumentType]
     # A tree, so that the images are an argument of the compiled program and no constant in it.
     data = (whole,) if batch is None else jax.tree_util.Partial(_draw_step, whole, batch)
-    return Setup(problem(activation), x0s, y0s, data, many=True, data_axes=(axes,))
+    return Setup(problem(activation, batch), x0s, y0s, data, many=True, data_axes=(axes,))
 
 
 def all_examples(parts: Split) -> Batch:
@@ -183,7 +193,8 @@ def all_examples(parts: Split) -> Batch:
 
 
 def _draw_step(whole: Batch, size: int, step: Array, key: Array) -> tuple[Batch]:
-    return (draw(whole, size, key),)
+    ours, theirs = jax.random.split(key)
+    return (draw_validation(whole, size, ours)._replace(key=theirs),)
 
 
 def z_optimizer(steps: int, rate: float = 7e-5, decay: float = 4.0) -> optax.GradientTransformation:
@@ -236,20 +247,21 @@ class Known(NamedTuple):
     val_targets: Float[Array, "c m"]
 
 
-def draw(whole: Batch, size: int, key: Array) -> Batch:
-    """A mini-batch of `size` examples (or all, if there are fewer) of each of the two sets."""
-    counts = len(whole.train_inputs), len(whole.val_inputs)
-    rows, cols = (
-        jax.random.choice(k, n, (min(size, n),), replace=False)
-        for k, n in zip(jax.random.split(key), counts, strict=True)
-    )
-    return Batch(
-        whole.train_inputs[rows],
-        whole.train_targets[..., rows],
-        whole.val_inputs[cols],
-        whole.val_targets[:, cols],
-        rows,
-    )
+def draw_training(whole: Batch, size: int, key: Array) -> Batch:
+    """A mini-batch of `size` training examples (or all, if there are fewer)."""
+    rows = _drawn(len(whole.train_inputs), size, key)
+    inputs, targets = whole.train_inputs[rows], whole.train_targets[..., rows]
+    return whole._replace(train_inputs=inputs, train_targets=targets, rows=rows)
+
+
+def draw_validation(whole: Batch, size: int, key: Array) -> Batch:
+    """The same of validation examples."""
+    rows = _drawn(len(whole.val_inputs), size, key)
+    return whole._replace(val_inputs=whole.val_inputs[rows], val_targets=whole.val_targets[:, rows])
+
+
+def _drawn(count: int, size: int, key: Array) -> Int[Array, " size"]:
+    return jax.random.choice(key, count, (min(size, count),), replace=False)
 
 
 def measure(

@@ -45,7 +45,7 @@ class Cleaning(Experiment):
     may_keep: Annotated[bool, Arg(help="the authors' corruption, which leaves one in ten labels right")] = False
     z_decay: Annotated[float, Arg(help="weight decay of z, times its rate")] = 4.0
     every: Annotated[int, Arg(help="outer steps between measurements")] = 25
-    batch: Annotated[int | None, Arg(help="examples per outer step; all by default")] = None
+    batch: Annotated[int | None, Arg(help="examples of each step, F's and the follower's; all by default")] = None
     patience: Annotated[int | None, Arg(help="stop after so many outer steps without a rise")] = None
 
     name: ClassVar[str] = "cleaning"

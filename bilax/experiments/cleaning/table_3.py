@@ -141,6 +141,7 @@ class Table3(Target):
     )
     folder: Annotated[Path | None, Arg(help="look for the data here first")] = None
     activation: Annotated[Activation, Arg(help="between the two layers")] = "none"
+    batch: Annotated[int | None, Arg(help="examples of each step, F's and the follower's; all by default")] = None
     outer_steps: Annotated[int, Arg(help="T, outer steps")] = 3000
     seeds: Annotated[int, Arg(help="how many initial networks and corruptions")] = 3
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-3")
@@ -165,12 +166,17 @@ class Table3(Target):
             dataset=data,
             folder=self.folder,
             activation=self.activation,
+            batch=self.batch,
             seed=tuple(range(self.seed, self.seed + (2 if self.quick else self.seeds))),
-            out=self.runs / file_stem(data, method, self.activation),
+            out=self.runs / self._stem(data, method),
         )
         # Those with an auxiliary start learn it along a schedule that ends with the run.
         patience = 500 if base.checked_method().start == "warm" and not self.quick else None
         return dataclasses.replace(base, patience=patience, **quick)
+
+    def _stem(self, data: str, label: str) -> str:
+        """What the files of a cell are called."""
+        return file_stem(data, label, self.activation, *([] if self.batch is None else [f"batch-{self.batch}"]))
 
     def compute(self) -> dict[str, Any]:
         """Every cell; those stored by an earlier run with the same settings are read."""
@@ -199,7 +205,7 @@ class Table3(Target):
 
     def _cell(self, data: str, label: str) -> dict[str, Any]:
         config = self.config(data, "IAPTT-GM" if label in PLAIN else label)
-        path = self.out / self.name / f"{file_stem(data, label, self.activation)}.json"
+        path = self.out / self.name / f"{self._stem(data, label)}.json"
         stored = None if self.quick else stored_results(path, config, FREE)
         if stored is not None or self.redraw:
             return stored or {"missing": "not run"}
