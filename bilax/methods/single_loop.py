@@ -24,11 +24,13 @@ from bilax.methods.stochastic import (
     add,
     check_count,
     corrected,
+    lower,
     lower_products,
     moved,
     optimizer_of,
     refuse_sets_of_y,
     schedule_of,
+    upper,
     upper_slopes,
     zeros,
 )
@@ -58,8 +60,8 @@ def on_batch(problem: Problem, point: Point, data: Draws) -> Directions:
     """D_x, D_y and D_v on one batch of each level."""
     batch = data.upper()
     f, slope, cross, curved = lower_products(problem, *point, batch)
-    upper, upper_x, upper_y = upper_slopes(problem, point.x, point.y, batch)
-    return Directions(add(cross, upper_x), slope, add(curved, upper_y), (upper, f))
+    value, upper_x, upper_y = upper_slopes(problem, point.x, point.y, batch)
+    return Directions(add(cross, upper_x), slope, add(curved, upper_y), (value, f))
 
 
 class Plain(eqx.Module):
@@ -142,16 +144,19 @@ class Recursive(eqx.Module):
     def __call__(self, problem: Problem, point: Point, memory: PyTree, data: Draws) -> tuple[Directions, PyTree]:
         before, last = memory
 
+        def of(point, data):
+            return on_batch(problem, point, data)[:3]
+
         def recurse():
-            here = on_batch(problem, point, data)
-            change = jax.tree.map(jnp.subtract, here[:3], on_batch(problem, before, data)[:3])
-            return Directions(*add(last, change), here.values)
+            return add(last, jax.tree.map(jnp.subtract, of(point, data), of(before, data)))
 
         # The number of the step is common to all starts, so only one of the two is computed.
         every = data.step % self.period == 0
-        directions = jax.lax.cond(every, lambda: on_batch(problem, point, data.whole()), recurse)
-        # F and f are not carried along: between two looks at the run nothing asks for them, and they are not computed.
-        return directions, (point, directions[:3])
+        directions = jax.lax.cond(every, lambda: of(point, data.whole()), recurse)
+        # F and f apart: between two looks at the run nothing asks for them, and then they are not computed.
+        batch = data.upper()
+        values = upper(problem, point.x, point.y, batch), lower(problem, point.x, point.y, batch)
+        return Directions(*directions, values), (point, directions)
 
 
 class Carry(NamedTuple):

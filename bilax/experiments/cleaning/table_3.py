@@ -167,6 +167,8 @@ class Table3(Target):
             folder=self.folder,
             activation=self.activation,
             batch=self.batch,
+            # To measure takes the follower's K steps on all examples, ten times what an outer step on batches takes.
+            every=25 if self.batch is None else 100,
             seed=tuple(range(self.seed, self.seed + (2 if self.quick else self.seeds))),
             out=self.runs / self._stem(data, method),
         )
@@ -176,7 +178,11 @@ class Table3(Target):
 
     def _stem(self, data: str, label: str) -> str:
         """What the files of a cell are called."""
-        return file_stem(data, label, self.activation, *([] if self.batch is None else [f"batch-{self.batch}"]))
+        return file_stem(data, label, self.activation, *self._batches)
+
+    @property
+    def _batches(self) -> list[str]:
+        return [] if self.batch is None else [f"batch-{self.batch}"]
 
     def compute(self) -> dict[str, Any]:
         """Every cell; those stored by an earlier run with the same settings are read."""
@@ -234,11 +240,13 @@ class Table3(Target):
                 console.print(said.format(self.outer_steps), style="dim")
             if not any("curves" in run for run in runs.values()):
                 continue
-            paths.append(draw_curves(runs, f"hyper-cleaning of {data}", self.figure_path(f"-{data}-curves")))
-            paths.append(draw_trade_off(runs, data, self.figure_path(f"-{data}-trade-off")))
+            how = [] if self.activation == "none" else [self.activation]
+            stem = "-" + file_stem(data, *how, *self._batches)
+            paths.append(draw_curves(runs, f"hyper-cleaning of {data}", self.figure_path(f"{stem}-curves")))
+            paths.append(draw_trade_off(runs, data, self.figure_path(f"{stem}-trade-off")))
             first = next(iter(runs.values()))
             if first.get("extremes"):
-                paths.append(draw_extremes(first["extremes"], self.figure_path(f"-{data}-weights")))
+                paths.append(draw_extremes(first["extremes"], self.figure_path(f"{stem}-weights")))
         return paths
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:

@@ -151,7 +151,8 @@ class Stochastic(Target):
             for name, side in running.items():
                 run = self._run(side, task, case, chunk, folder, seed, 1)
                 found[name] += [run] if seed else []
-        shorter = max(1, chunk // 4)
+        # So short a chunk that it is one look after the other would be another program.
+        shorter = max(chunk // 4, min(chunk, 8))
         running["bilax"].ask(do="begin", **order, chunk=shorter)
         found["ten"] = [self._run(running["bilax"], task, case, shorter, folder, seed, TOGETHER) for seed in (0, 1)][1:]
         return {"tuned": chosen.tuned, "quantity": CASES[case].quantity, **found}
