@@ -152,11 +152,11 @@ class Recursive(eqx.Module):
 
         # The number of the step is common to all starts, so only one of the two is computed.
         every = data.step % self.period == 0
-        directions = jax.lax.cond(every, lambda: of(point, data.whole()), recurse)
+        x, y, v = directions = jax.lax.cond(every, lambda: of(point, data.whole()), recurse)
         # F and f apart: between two looks at the run nothing asks for them, and then they are not computed.
         batch = data.upper()
         values = upper(problem, point.x, point.y, batch), lower(problem, point.x, point.y, batch)
-        return Directions(*directions, values), (point, directions)
+        return Directions(x, y, v, values), (point, directions)
 
 
 class Carry(NamedTuple):
