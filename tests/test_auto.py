@@ -482,3 +482,27 @@ def test_a_leader_ends_where_a_hundred_evaluations_brought_nothing(mark, ended):
     assert (float(after.mark), int(after.marked)) == (1.0, 100)
     # A little before it is not looked at.
     assert not bool(algorithm._new_line(SLOPING, search._replace(evaluations=jnp.asarray(99))).done)
+
+
+def test_a_follower_that_took_all_its_steps_goes_on_before_the_leader_gives_up():
+    # y0 is where F wants y, far from where a solved follower is: F at the start is better than all around it.
+    stiffness = jnp.asarray([1.0, 1e-4])
+    problem = bilax.Problem(lambda x, y: (y[1] - 3.0) ** 2, lambda x, y: 0.5 * jnp.sum(stiffness * (y - x) ** 2))
+    solver: Any = {"dynamics": bilax.GradientDescent(0.9), "derivative": bilax.Implicit(1e-6, 10), "start": "warm"}
+    method = bilax.Method(10_000, follower_tolerance=1e-8, **solver)
+    solution = bilax.solve(problem, SolvedFollower(method, None), 0.0, jnp.asarray([0.0, 3.0]), steps=200)
+    assert solution.status is bilax.Status.converged
+    assert solution.upper < 1e-5
+    np.testing.assert_allclose(solution.x, 3.0, atol=2e-3)
+
+
+def test_a_leader_that_no_step_helps_though_its_slope_says_so_is_doubtful():
+    @jax.custom_jvp
+    def turned(x):
+        return x
+
+    turned.defjvp(lambda primals, tangents: (primals[0], -tangents[0]))
+    problem = bilax.Problem(lambda x, y: (turned(x) - 3.0) ** 2 + 0.0 * y, lambda x, y: (y - x) ** 2)
+    solution = bilax.solve(problem, bilax.auto(), 0.0, 0.0)
+    assert solution.status is bilax.Status.doubtful
+    assert "no step lowers F" in str(solution.plan)

@@ -55,6 +55,8 @@ class Evaluation(NamedTuple):
     """how many steps the follower took, where it is known"""
     converged: Any = False
     """whether the algorithm itself says that it has arrived"""
+    doubtful: Any = False
+    """whether it says so only because it cannot go on"""
     info: Any = ()
     """what `record` gets; for the hypergradient methods a `bilax.Info`"""
 

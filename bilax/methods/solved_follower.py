@@ -26,6 +26,10 @@ MOST_TRIALS = 20
 STALLED = (100, 1e-5)
 """evaluations in which F must fall by this share of all that it fell: along directions in which nothing is to be had a
 leader may else creep for ever"""
+REFITS = 3
+"""how often in a row, at one point, a follower that took all its steps without arriving goes on from where it is"""
+STUCK = 1e-4
+"""share of all that was gained which a step promises, and no length of it gives, where the end is doubtful"""
 HALVING = 20
 """evaluations after which the better half of the starts goes on alone; the next half after twice as many"""
 
@@ -71,6 +75,9 @@ class Search(NamedTuple):
     evaluations: Array
     failures: Array
     """lines in a row on which nothing descended"""
+    promised: Array
+    """what a step was to gain where the first of these lines began"""
+    refits: Array
     gained: Array
     mark: Array
     """what had been gained when it was last looked whether anything still is"""
@@ -115,7 +122,9 @@ class SolvedFollower(eqx.Module):
         here = jax.tree.map(lambda leaf: leaf[_best(carry)], carry.searches.here)
         found = Evaluation(here.y, here.value, here.lower, here.residual, grad_x=here.slope, solved=here.solved)
         ended = jnp.all(carry.searches.done)
-        found = found._replace(follower_steps=here.steps, converged=ended & (carry.rounds == 0), info=here)
+        stuck = jax.tree.map(lambda leaf: leaf[_best(carry)], self._stuck(carry.searches))
+        found = found._replace(follower_steps=here.steps, converged=ended & (carry.rounds == 0), doubtful=stuck)
+        found = found._replace(info=here)
         searches = choose(ended & (carry.rounds > 0), self._around_the_best(carry, key), carry.searches)
         fresh, searches = searches.fresh, jax.lax.map(lane, searches)
         searches = _drop_the_worse(self._without_the_lost(searches, fresh))
@@ -148,6 +157,7 @@ class SolvedFollower(eqx.Module):
                 marked=jnp.zeros_like(search.marked),
                 evaluations=jnp.zeros_like(search.evaluations),
                 failures=jnp.zeros_like(search.failures),
+                refits=jnp.zeros_like(search.refits),
                 fresh=jnp.asarray(True),
                 done=jnp.asarray(False),
             )
@@ -176,13 +186,34 @@ class SolvedFollower(eqx.Module):
         here = here._replace(x=x, y=y, value=here.value + jnp.inf, solved=jnp.ones_like(here.solved))
         zero, count, flat = jnp.zeros_like(here.value), jnp.zeros((), int), ravel_pytree(x)[0]
         numbers = zero, jnp.zeros_like(flat), zero, zero, zero, count, no_pairs(self.memory, flat), zero, count, count
-        return Search(here, here, *numbers, zero, zero, count, jnp.asarray(True), jnp.asarray(False))
+        return Search(here, here, *numbers, zero, count, zero, zero, count, jnp.asarray(True), jnp.asarray(False))
 
     def _without_the_lost(self, searches: Search, fresh: Array) -> Search:
         """Where the follower takes all its steps and does not arrive, one start is enough to see how far one gets."""
-        lost = fresh & ~searches.fresh & (searches.here.steps >= self.method.inner_steps)
+        lost = fresh & ~searches.fresh & (searches.refits == 0) & self._unsolved(searches)
         alone = jnp.all(lost) & (jnp.arange(lost.size) == _lowest(searches))
         return searches._replace(done=searches.done | (lost & ~alone))
+
+    def _unsolved(self, search: Search) -> Array:
+        """Whether the follower took all its steps and may not have arrived."""
+        return search.here.steps >= self.method.inner_steps
+
+    def _stuck(self, search: Search) -> Array:
+        """Whether nothing descended though F's slope promises a good deal: it is not the slope of what is followed."""
+        return (search.failures > 0) & (search.promised > STUCK * search.gained)
+
+    def _refit(self, search: Search) -> Search:
+        """The same point once more, the follower going on from where it is.
+
+        A value of F that a solved follower does not grant can be better than all around it.
+        """
+        zero = jnp.zeros_like(search.length)
+        again = {
+            "length": zero,
+            "direction": jnp.zeros_like(search.direction),
+            "failures": jnp.zeros_like(search.failures),
+        }
+        return search._replace(**again, refits=search.refits + 1, fresh=jnp.asarray(True), done=jnp.asarray(False))
 
     def _advance(self, problem: Problem, search: Search, data: tuple[Any, ...]) -> Search:
         """Tries one length; then another on the same line, or a new line from the best."""
@@ -206,9 +237,13 @@ class SolvedFollower(eqx.Module):
             evaluations=search.evaluations + 1,
         )
         ends = (enough & far) | (search.trials >= MOST_TRIALS)
-        # What began with an unknown point only learns what is there.
-        arrived = choose(search.fresh, search._replace(here=trial, alpha=_first_length(trial)), self._arrive(search))
-        return choose(ends | search.fresh, self._new_line(problem, arrived), search)
+        # What began with an unknown point, or one whose follower goes on, only learns what is there.
+        alpha = jnp.where(search.refits > 0, search.alpha, _first_length(trial))
+        arrived = choose(search.fresh, search._replace(here=trial, alpha=alpha), self._arrive(search))
+        after = choose(ends | search.fresh, self._new_line(problem, arrived), search)
+        unsolved = self._unsolved(after) & (after.refits < REFITS) & jnp.isfinite(after.here.value)
+        in_vain = after.done | (after.taken == 0) & (after.trials >= 3)
+        return choose(unsolved & in_vain & ~search.done, self._refit(after), after)
 
     def _arrive(self, search: Search) -> Search:
         """Moves to the best point of the line, and learns from the way there."""
@@ -221,6 +256,7 @@ class SolvedFollower(eqx.Module):
             pairs=remember(search.pairs, step, change, moved),
             alpha=jnp.where(moved, spectral(step, change, search.alpha), search.alpha / 16),
             failures=jnp.where(moved, 0, search.failures + 1),
+            refits=jnp.where(moved, 0, search.refits),
             gained=search.gained + search.here.value - after.value,
         )
 
@@ -252,6 +288,7 @@ class SolvedFollower(eqx.Module):
             low=zero,
             high=zero + jnp.inf,
             trials=jnp.zeros_like(search.trials),
+            promised=jnp.where(search.failures > 0, search.promised, gain),
             mark=jnp.where(due, search.gained, search.mark),
             marked=jnp.where(due, search.evaluations, search.marked),
             fresh=jnp.asarray(False),

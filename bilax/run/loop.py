@@ -210,7 +210,8 @@ def _outer_step(loop: Loop, recorded: Array, draws: Draws, state: State) -> tupl
         moved = optax.tree.norm(jax.tree.map(jnp.subtract, (x_next, z_next), (x, z)))
         still = (moved <= loop.tolerance * (1 + optax.tree.norm((x, z)))) & (found.residual <= loop.tolerance)
         status = jnp.where(ok & still, Status.converged, status)
-    status = jnp.where(ok & jnp.asarray(found.converged), Status.converged, status)
+    arrived = jnp.where(jnp.asarray(found.doubtful), Status.doubtful, Status.converged)
+    status = jnp.where(ok & jnp.asarray(found.converged), arrived, status)
     norms = optax.tree.norm(found.grad_x), optax.tree.norm(found.grad_z)
     numbers = point.upper, point.lower, point.residual, point.k_bar
     entry = History(*numbers, *norms, found.follower_steps, loop.record(x, z, found.info))

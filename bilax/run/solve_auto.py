@@ -110,8 +110,10 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
             solution, plan = dataclasses.replace(solution, status=Status.doubtful), again[1]
         elif solution.ended is Status.doubtful:
             plan = plan.and_then(
-                "The follower is far from solved where the run ended: one step of its descent on f would move y by "
-                "more than a hundredth of its size."
+                "Where the run ended no step lowers F though its slope promises more, or the follower is far from "
+                "solved (a step of its descent on f would move y by more than a hundredth of its size). So F jumps "
+                "there from one minimum of the follower to another, or its minimum is too flat to be found. Try other "
+                "starts of x and y and compare, or give f a term that holds y, such as a penalty on its square."
             )
         # What a run that is not to be trusted met on its way is no advice.
         trusted = not solution.ended.failed and solution.ended is not Status.doubtful
