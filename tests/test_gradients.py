@@ -471,3 +471,11 @@ def test_states_kept_within_a_number_of_bytes():
         gradient(8 * state)
     with pytest.raises(ValueError, match="checkpoint must be True, False or a number of bytes"):
         gradient(0)
+
+
+def test_phi_can_be_jitted_whatever_the_problem_holds():
+    sets = {"a": bilax.Box(np.zeros(2), np.ones(2)), "b": bilax.Reals()}
+    problem = bilax.Problem(lambda x, y: y @ y, lambda x, y: jnp.sum((y - x["a"] - x["b"]) ** 2), bilax.Product(sets))
+    phi = bilax.approximate(problem, bilax.rhg(3, 0.1))
+    x, z = {"a": jnp.zeros(2), "b": jnp.asarray(1.0)}, jnp.zeros(2)
+    np.testing.assert_allclose(jax.jit(phi)(x, z)[0], phi(x, z)[0])

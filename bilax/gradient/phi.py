@@ -43,6 +43,13 @@ class Phi(eqx.Module):
     problem: Problem
     method: Method
 
+    def __hash__(self) -> int:
+        # For `jax.jit`, also where a problem holds what cannot be hashed, such as bounds that are arrays.
+        try:
+            return super().__hash__()
+        except TypeError:
+            return id(self)
+
     @compiled
     def __call__(self, x: PyTree, z: PyTree, *data: Any) -> tuple[Float[Array, ""], Info]:
         z = self.method.start(x, *data) if callable(self.method.start) else z

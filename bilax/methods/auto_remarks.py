@@ -37,7 +37,7 @@ def on_bounds(problem: Problem, solution: Any) -> str | None:
     # Along free variables F has no slope at the end: what is left is that along those that are held.
     slopes, values = solution.history.grad_x_norm, solution.history.upper
     slope, gained = (float(slopes[-1]), float(values[0] - values[-1])) if len(values) else (np.inf, 0.0)
-    advice = "If X was a guess, widen it."
+    advice = "If such a bound was a guess, widen it."
     if slope <= FLAT * gained:
         advice = f"F hardly changes there (its slope is {slope:.1e}), so a wider X would gain little."
     return f"{len(held)} of {count} leader variables ended on a bound of X: {names}. {advice}"

@@ -76,7 +76,7 @@ class Search(NamedTuple):
     failures: Array
     """lines in a row on which nothing descended"""
     promised: Array
-    """what a step was to gain where the first of these lines began"""
+    """what a step was to gain where the first of these lines began; 0 if F was then met at a kink"""
     refits: Array
     gained: Array
     mark: Array
@@ -224,7 +224,8 @@ class SolvedFollower(eqx.Module):
         promise = search.direction @ here.slope
         rounding = 4 * jnp.finfo(flat.dtype).eps * jnp.abs(here.value)
         enough = jnp.isfinite(trial.value) & (trial.value <= here.value + 1e-4 * length * promise + rounding)
-        far = trial.slope @ search.direction >= 0.9 * promise
+        slope_there = trial.slope @ search.direction
+        far = slope_there >= 0.9 * promise
         better = enough & ((search.taken == 0) | (trial.value <= search.best.value))
         low, high = jnp.where(enough, length, search.low), jnp.where(enough, search.high, length)
         search = search._replace(
@@ -235,6 +236,8 @@ class SolvedFollower(eqx.Module):
             length=jnp.where(jnp.isfinite(high), (low + high) / 2, 2 * low),
             trials=search.trials + 1,
             evaluations=search.evaluations + 1,
+            # At a kink F rises however short the step, and its slope there says so: nothing was promised in vain.
+            promised=jnp.where((slope_there >= 0) & (search.trials + 1 >= MOST_TRIALS), 0, search.promised),
         )
         ends = (enough & far) | (search.trials >= MOST_TRIALS)
         # What began with an unknown point, or one whose follower goes on, only learns what is there.

@@ -144,6 +144,20 @@ with torch.no_grad():
 print(f"the PyTorch module itself now has a validation error of {error:.3f}")
 
 # %% [markdown]
+# The settings above mean a hundred steps of training. If you mean a network that is *trained to its end*, let `auto` do it: the
+# same problem, no settings.
+
+# %%
+problem = problem_for(torch_apply, torch_decay)
+trained = bilax.solve(problem, bilax.auto(), x0, torch_parameters, time_limit=5.0 if quick else 300.0)
+print(f"F {trained.upper:.4f}, log penalties {trained.x}")
+print(trained.plan)
+
+# %% [markdown]
+# Of a large network one start is followed. Before you believe it, go on once more, `bilax.solve(problem, bilax.auto(), trained.x,
+# trained.y)`, and compare with the best single penalty from the same start.
+
+# %% [markdown]
 # ## What to watch
 #
 # - **Random parts** (dropout): put a key among the data, `data=lambda step, key: (key,)`, and use it in the objective.

@@ -142,6 +142,7 @@ class Table3(Target):
     folder: Annotated[Path | None, Arg(help="look for the data here first")] = None
     activation: Annotated[Activation, Arg(help="between the two layers")] = "none"
     batch: Annotated[int | None, Arg(help="examples of each step, F's and the follower's; all by default")] = None
+    z_rate: Annotated[float, Arg(help="Adam's rate for z; it shrinks to zero")] = 7e-5
     outer_steps: Annotated[int, Arg(help="T, outer steps")] = 3000
     seeds: Annotated[int, Arg(help="how many initial networks and corruptions")] = 3
     runs: Annotated[Path, Arg(help="folder for the runs")] = Path("runs/table-3")
@@ -167,6 +168,7 @@ class Table3(Target):
             folder=self.folder,
             activation=self.activation,
             batch=self.batch,
+            z_rate=self.z_rate,
             # To measure takes the follower's K steps on all examples, ten times what an outer step on batches takes.
             every=25 if self.batch is None else 100,
             seed=tuple(range(self.seed, self.seed + (2 if self.quick else self.seeds))),
