@@ -149,7 +149,7 @@ print(f"the PyTorch module itself now has a validation error of {error:.3f}")
 
 # %%
 problem = problem_for(torch_apply, torch_decay)
-trained = bilax.solve(problem, bilax.auto(), x0, torch_parameters, time_limit=5.0 if quick else 300.0)
+trained = bilax.solve(problem, bilax.auto(), x0, torch_parameters, steps=3 if quick else 2000)
 print(f"F {trained.upper:.4f}, log penalties {trained.x}")
 print(trained.plan)
 
