@@ -152,12 +152,11 @@ class CleanBench(Target):
     cleanlab (where installed): noise × trusted rows × seeds. Each trial is stored when done; a second call goes on.
     """
 
-    out: Annotated[Path, Arg(help="folder for the numbers and figures")] = Path("results/benchmarks")
     seeds: Annotated[int, Arg(help="how many, 3 at the most")] = 3
     trusted: Annotated[tuple[float, ...], Arg(help="these shares of trusted rows alone; 0.01, 0.05 and 0.2")] = ()
     only: Annotated[tuple[str, ...], Arg(help="these data sets alone; all that are here by default")] = ()
 
-    name: ClassVar[str] = "clean"
+    name: ClassVar[str] = "benchmarks/clean"
     claimant: ClassVar[str] = "what is to hold"
     in_cells: ClassVar[bool] = True
 

@@ -31,6 +31,17 @@ BENCHES = {
         "to ours in double precision, which central differences confirm. The whole run is the first result (from the "
         "start of the process, imports and compilation included) and the other outer steps of the paper's run length.",
     ),
+    "stochastic": (
+        "Mini-batch methods, beside benchmark_bilevel",
+        "Its own solver classes and ours with its authors' settings on the same data, in turn: the processor's time "
+        "for a step, and what is reached in equal time. Of ten seeds the time is that for each. On the quadratics and "
+        "in cleaning a step is a few products with one batch, which are the same on both sides.",
+    ),
+    "clean": (
+        "Wrong labels, beside cleanlab and a model of the trusted rows alone",
+        "Labels made wrong at random or by class, some rows trusted: AUC and F1 of finding them, and the accuracy of a "
+        "model of what is left.",
+    ),
     "suite": (
         "Followers with several minima",
         "Twelve problems with known answers. A value below F* is one that no solution has: the follower was left at a "
