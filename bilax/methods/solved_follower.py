@@ -246,7 +246,7 @@ class SolvedFollower(eqx.Module):
         after = choose(ends | search.fresh, self._new_line(problem, arrived), search)
         unsolved = self._unsolved(after) & (after.refits < REFITS) & jnp.isfinite(after.here.value)
         in_vain = after.done | (after.taken == 0) & (after.trials >= 3)
-        return choose(unsolved & in_vain & ~search.done, self._refit(after), after)
+        return choose(unsolved & in_vain, self._refit(after), after)
 
     def _arrive(self, search: Search) -> Search:
         """Moves to the best point of the line, and learns from the way there."""
