@@ -14,8 +14,8 @@ import bilax
 from bilax.cleaning import mixture
 from bilax.cleaning.baselines import confident_classes, judge, weighted_auc
 from bilax.cleaning.fitting import fit, make_models, unseen_logits
-from bilax.cleaning.labels import estimate_transition, posterior
 from bilax.cleaning.networks import Linear, convnet, linear
+from bilax.cleaning.pooling import believed_transition, estimate_transition, one_rate, pool, posterior
 from bilax.datasets.labelled import Labelled
 from bilax.experiments.cleaning import bench
 from bilax.experiments.cleaning.clean import Clean
@@ -123,6 +123,41 @@ def test_bayes_rule_and_the_frequencies_of_mistakes():
     np.testing.assert_allclose(posterior(np.array([[0.5, 0.5]]), t, np.array([1]))[0], [0.2 / 1.1, 0.9 / 1.1])
 
 
+def test_one_rate_is_believed_unless_pairs_of_classes_tell_much_more():
+    random = np.random.default_rng(1)
+    for kind in bench.NOISE:
+        t = bench.transition(kind, 0.3, 4)
+        likely, unlikely = random.integers(0, 4, (2, 4000))
+        truth = np.where(random.random(4000) < 0.8, likely, unlikely)
+        labels = np.sum(random.random(4000)[:, None] > np.cumsum(t, axis=1)[truth], axis=1)
+        known = 0.8 * np.eye(4)[likely] + 0.05
+        pairs, simple = estimate_transition(known, labels), one_rate(known, labels)
+        np.testing.assert_allclose(np.diag(simple), np.full(4, 0.7), atol=0.03)
+        found = believed_transition(known, labels, pairs)
+        np.testing.assert_array_equal(found, simple if kind == "uniform" else pairs)
+
+
+def test_a_pool_follows_the_candidate_that_sees():
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 3, 420)
+    labels = np.where(random.random(420) < 0.3, (truth + 1) % 3, truth)
+    sees, blind = 0.7 * np.eye(3)[truth] + 0.1, random.dirichlet([1, 1, 1], 420)
+    both = np.stack([sees, blind])
+    t = 0.7 * np.eye(3) + 0.3 * np.roll(np.eye(3), 1, axis=1)
+    sure, rest, found = pool(both[:, :20], both[:, 20:], truth[:20], labels[20:], t)
+    np.testing.assert_allclose(found, t, atol=0.07)
+    assert (rest.argmax(1) == truth[20:]).mean() > 0.99
+    np.testing.assert_allclose(sure.sum(1), 1)
+
+    # By hand: the mean negative log likelihood at the pool is less than at either candidate.
+    def cost(p, q):
+        return -np.mean(np.log(p[np.arange(20), truth[:20]])) - np.mean(
+            np.log(np.sum(q * found[:, labels[20:]].T, axis=1))
+        )
+
+    assert cost(sure, rest) < min(cost(part[:20], part[20:]) for part in both)
+
+
 def test_confident_learning_counts_a_row_where_its_probability_is_above_the_mean():
     # Means of the own label: (0.9 + 0.2) / 2 for 0, (0.6 + 0.4) / 2 for 1.
     p = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.6, 0.4]])
@@ -141,10 +176,10 @@ def test_a_candidate_that_is_clearly_better_is_recommended_over_ours():
     truth = random.integers(0, 2, 80)
     t = np.array([[0.7, 0.3], [0.3, 0.7]])
     blind, sees = random.dirichlet([1, 1], 80), 0.9 * np.eye(2)[truth] + 0.05
-    found = judge({"trusted alone": (sees, t), "bilevel": (blind, t)}, truth, t, 0)
+    found = judge({"trusted alone": (sees, t), "bilevel": (blind, t)}, "bilevel", truth, t, 0)
     assert found["trusted alone"][0] > 0.99
     assert found["trusted alone"][2] < -1
-    again = judge({"trusted alone": (blind, t), "bilevel": (sees, t)}, truth, t, 0)
+    again = judge({"trusted alone": (blind, t), "bilevel": (sees, t)}, "bilevel", truth, t, 0)
     assert again["trusted alone"][2] > 1
 
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+OTHERS = ("trusted alone", "confident learning")
+"""candidates that know nothing of how often which class gets which label"""
 RESAMPLED = 100
 """bootstrap samples behind a standard error"""
 
@@ -17,7 +19,7 @@ class Judgement(NamedTuple):
     error: float
     """standard error of `auc`"""
     behind: float
-    """how much less than the bilevel candidate's, in standard errors of the difference; negative where it is more"""
+    """how much less than that of ours, in standard errors of the difference; negative where it is more"""
     flagged: int
     """labels of the data that it calls wrong"""
 
@@ -39,9 +41,9 @@ def suspicion(
     transition: Float[np.ndarray, "c c"],
     labels: Int[np.ndarray, " n"],
 ) -> Float[np.ndarray, " n"]:
-    """How wrong each label looks to a candidate: 1 − p(label | u), for the bilevel one by Bayes' rule with T."""
+    """How wrong each label looks to a candidate: 1 − p(label | u), for those that know T by Bayes' rule with it."""
     likely = probabilities[np.arange(len(labels)), labels]
-    if name != "bilevel":
+    if name in OTHERS:
         return 1 - likely
     total = np.sum(probabilities * transition[:, labels].T, axis=1)
     return 1 - likely * transition[labels, labels] / np.maximum(total, 1e-30)
@@ -54,20 +56,21 @@ def flagged_by(
     labels: Int[np.ndarray, " n"],
 ) -> Bool[np.ndarray, " n"]:
     """The labels that a candidate calls wrong."""
-    if name == "bilevel":
-        return suspicion(name, probabilities, transition, labels) > 0.5
     if name == "confident learning":
         return confident_classes(probabilities, labels) != labels
-    return probabilities.argmax(axis=1) != labels
+    if name in OTHERS:
+        return probabilities.argmax(axis=1) != labels
+    return suspicion(name, probabilities, transition, labels) > 0.5
 
 
 def judge(
     candidates: dict[str, tuple[Float[np.ndarray, "m c"], Float[np.ndarray, "c c"]]],
+    ours: str,
     truth: Int[np.ndarray, " m"],
     transition: Float[np.ndarray, "c c"],
     seed: int,
 ) -> dict[str, tuple[float, float, float]]:
-    """AUC, its standard error, and the lead of "bilevel" in standard errors of the difference, for each candidate.
+    """AUC, its standard error, and the lead of `ours` in standard errors of the difference, for each candidate.
 
     Each trusted row gets every label there is, with the weight that `transition` gives it: no draw is needed, and all
     candidates are asked the same.
@@ -83,7 +86,7 @@ def judge(
     }
     found = {}
     for name, values in aucs.items():
-        gap = aucs["bilevel"] - values
+        gap = aucs[ours] - values
         # A difference that no resampling changes is of rounding, or of a single row: it is nobody's lead.
         behind = gap[0] / np.nanstd(gap[1:]) if np.nanstd(gap[1:]) > 1e-12 else 0.0
         found[name] = float(values[0]), float(np.nanstd(values[1:])), float(behind)

@@ -18,12 +18,15 @@ from bilax.cleaning.baselines import Judgement, flagged_by, judge, suspicion
 from bilax.cleaning.fitting import fit, make_models, mean_probabilities, unseen_logits
 from bilax.cleaning.mixture import Leader, Rows, first_guess, tune, upper
 from bilax.cleaning.networks import MODELS, MakeModel, linear
+from bilax.cleaning.pooling import estimate_transition, pool, posterior
 from bilax.datasets.tables import columns_of, encoder
 from bilax.files import read_arrays, write_arrays
 
 TUNED = 2000
 """rows at the most by which the leader's few variables are chosen; the models are then trained on all"""
 CANDIDATES = ("trusted alone", "confident learning", "bilevel")
+TOGETHER = "all together"
+"""the pool of the candidates, which is taken where there are trusted rows to weigh them by"""
 RIDGES = (200.0, 20.0, 2.0, 0.5)
 """penalties of which the best is where the leader begins; from strong to weak, for each solution starts the next"""
 FEW = 5
@@ -159,9 +162,10 @@ def clean_labels(
 
     Three candidates are computed: models trained on the trusted rows alone, confident learning (Northcutt, Jiang and
     Chuang 2021) on the noisy ones alone, and the bilevel one, which learns from both and chooses by hypergradient how
-    (`bilax.cleaning.mixture` has the equations). They are judged on held-out trusted rows that get wrong labels with
-    the frequencies found in the data; the bilevel one is taken unless another is better by more than one standard
-    error, and the notes say so.
+    (`bilax.cleaning.mixture` has the equations). With trusted rows a fourth pools their probabilities, weighed by what
+    held-out rows say (`bilax.cleaning.pooling`). They are judged on held-out trusted rows that get wrong labels with
+    the frequencies found in the data; the pool, or without trusted rows the bilevel one, is taken unless another is
+    better by more than one standard error, and the notes say so.
     """
     data = _prepare(inputs, labels, trusted, standardize)
     make = _model(model)
@@ -176,6 +180,8 @@ def clean_labels(
     for name in names:
         progress(name)
         candidates[name] = store.get(name, stages, lambda name=name: stages.run(name, candidates))
+    if len(data.trusted_labels):
+        candidates[TOGETHER] = _together(data, candidates)
     return _conclude(data, candidates, seed)
 
 
@@ -416,30 +422,6 @@ def _only_noisy(rows: Rows) -> Rows:
     return rows._replace(counted=rows.counted * ~rows.trusted, trusted=jnp.ones_like(rows.trusted))
 
 
-def estimate_transition(
-    probabilities: Float[np.ndarray, "n c"],
-    labels: Int[np.ndarray, " n"],
-    start: Float[np.ndarray, "c c"] | None = None,
-    rounds: int = 50,
-) -> Float[np.ndarray, "c c"]:
-    """T[true class, label] of most likelihood given p(c | u) of rows by models that have not seen them (EM)."""
-    c = probabilities.shape[1]
-    found = np.full((c, c), 0.3 / c) + 0.7 * np.eye(c) if start is None else start
-    for _ in range(rounds):
-        shares = posterior(probabilities, found, labels)
-        counts = 1 / c + np.stack([np.bincount(labels, column, minlength=c) for column in shares.T])
-        found = counts / counts.sum(axis=1, keepdims=True)
-    return found
-
-
-def posterior(
-    probabilities: Float[np.ndarray, "n c"], transition: Float[np.ndarray, "c c"], labels: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, "n c"]:
-    """P(true class | input, label) by Bayes' rule."""
-    joint = probabilities * transition[:, labels].T
-    return joint / np.maximum(joint.sum(axis=1, keepdims=True), 1e-30)
-
-
 def temperature(logits: Float[np.ndarray, "m c"], labels: Int[np.ndarray, " m"]) -> float:
     """By what to divide logits of held-out rows so that their labels are most likely (Guo et al. 2017), with a prior
     that leaves it at 1 where rows are few."""
@@ -486,10 +468,19 @@ def _from_arrays(arrays: dict[str, np.ndarray], like: PyTree) -> Candidate:
     return Candidate(arrays["noisy"], arrays["trusted"], arrays["transition"], models)
 
 
+def _together(data: _Data, candidates: dict[str, Candidate]) -> Candidate:
+    """The pool of all candidates. New inputs are judged by the models of the bilevel one, which weighs most."""
+    trusted, noisy = (np.stack([getattr(c, kind) for c in candidates.values()]) for kind in ("trusted", "noisy"))
+    last = candidates["bilevel"]
+    sure, rest, transition = pool(trusted, noisy, data.trusted_labels, data.labels, last.transition)
+    return Candidate(rest, sure, transition, last.models)
+
+
 def _conclude(data: _Data, candidates: dict[str, Candidate], seed: int) -> CleanedLabels:
-    table = _judged(data, candidates, seed)
+    """The last candidate is taken, unless another is clearly better."""
+    ours, table = list(candidates)[-1], _judged(data, candidates, seed)
     better = [name for name, judged in table.items() if judged.behind < -1]
-    recommended = max(better, key=lambda name: table[name].auc) if better else "bilevel"
+    recommended = max(better, key=lambda name: table[name].auc) if better else ours
     chosen = candidates[recommended]
     likely = posterior(chosen.noisy, chosen.transition, data.labels)
     probability = 1 - likely[np.arange(len(data.labels)), data.labels]
@@ -500,7 +491,7 @@ def _conclude(data: _Data, candidates: dict[str, Candidate], seed: int) -> Clean
         chosen.transition,
         recommended,
         table,
-        tuple(_notes(data, candidates, table, recommended)),
+        tuple(_notes(data, candidates, table, ours, recommended)),
         {name: _finding(name, found, data.labels) for name, found in candidates.items()},
         chosen.models,
         data.scale,
@@ -521,11 +512,14 @@ def _judged(data: _Data, candidates: dict[str, Candidate], seed: int) -> dict[st
     if not len(data.trusted_labels):
         return {name: Judgement(np.nan, np.nan, 0.0, count) for name, count in flagged.items()}
     asked = {name: (found.trusted, found.transition) for name, found in candidates.items()}
-    found = judge(asked, data.trusted_labels, candidates["bilevel"].transition, seed)
+    ours = list(candidates)[-1]
+    found = judge(asked, ours, data.trusted_labels, candidates[ours].transition, seed)
     return {name: Judgement(*found[name], flagged[name]) for name in candidates}
 
 
-def _notes(data: _Data, candidates: dict[str, Candidate], table: dict[str, Judgement], recommended: str) -> list[str]:
+def _notes(
+    data: _Data, candidates: dict[str, Candidate], table: dict[str, Judgement], ours: str, recommended: str
+) -> list[str]:
     """Sentences for a person, with numbers."""
     notes, classes, m = [], data.classes, len(data.trusted_labels)
     if not m:
@@ -557,15 +551,15 @@ def _notes(data: _Data, candidates: dict[str, Candidate], table: dict[str, Judge
             f"% of them, where naming the commonest class would with {100 * chance:.0f} %. Either most labels are "
             "wrong, or the trusted rows are of another kind."
         )
-    if recommended == "bilevel":
+    if recommended == ours:
         notes.append(
-            "By held-out trusted rows no candidate is better than the bilevel one by more than a standard error (AUC "
-            f"{table['bilevel'].auc:.3f} ± {table['bilevel'].error:.3f})."
+            f'By held-out trusted rows no candidate is better than "{ours}" by more than a standard error (AUC '
+            f"{table[ours].auc:.3f} ± {table[ours].error:.3f})."
         )
     else:
         notes.append(
-            f'"{recommended}" finds wrong labels among held-out trusted rows better than the bilevel candidate: AUC '
-            f'{table[recommended].auc:.3f} against {table["bilevel"].auc:.3f}. What is reported is by "{recommended}".'
+            f'"{recommended}" finds wrong labels among held-out trusted rows better than "{ours}": AUC '
+            f'{table[recommended].auc:.3f} against {table[ours].auc:.3f}. What is reported is by "{recommended}".'
         )
     return notes + _noise_notes(candidates[recommended], classes)
 
