@@ -22,6 +22,7 @@ from bilax.experiments.cleaning.run import Cleaning
 from bilax.experiments.cleaning.table_3 import (
     Figure3Right,
     Table3,
+    Table3Relu,
     at_chosen,
     at_end,
     steps_to,
@@ -321,7 +322,10 @@ def test_a_run_has_a_folder_that_is_gone_on_with_and_reported(tmp_path, capsys):
     assert "unknown method 'sgd'" in capsys.readouterr().err
 
 
-def test_a_cell_of_table_3_is_stored_and_read_again_only_with_the_same_settings(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("kind", "stem"), [(Table3, "iaptt-gm-none"), (Table3Relu, "iaptt-gm-relu-batch-250")])
+def test_a_cell_of_table_3_is_stored_and_read_again_only_with_the_same_settings(
+    kind, stem, tmp_path, capsys, monkeypatch
+):
     full = Table3.config
 
     def config(self, *words):
@@ -329,12 +333,14 @@ def test_a_cell_of_table_3_is_stored_and_read_again_only_with_the_same_settings(
 
     monkeypatch.setattr(Table3, "config", config)
     monkeypatch.setattr("bilax.experiments.cleaning.table_3.PLAIN", ())
-    table = Table3(out=tmp_path / "out", runs=tmp_path / "runs", dataset=("digits",), methods=("IAPTT-GM",))
+    table = kind(out=tmp_path / "out", runs=tmp_path / "runs", dataset=("digits",), methods=("IAPTT-GM",))
     results = table.compute()["digits"]["IAPTT-GM"]
-    path = tmp_path / "out" / "table-3" / "digits-iaptt-gm-none.json"
+    path = tmp_path / "out" / table.name / f"digits-{stem}.json"
     before = path.read_bytes()
     record = json.loads(before)
     assert record["config"]["method"] == "iaptt-gm"
+    for setting in ("activation", "batch", "z_rate"):
+        assert record["config"][setting] == getattr(table, setting)
     assert str(tmp_path) not in json.dumps(record)
     assert {"bilax", "date", "jax"} <= set(record)
     again = table.compute()["digits"]["IAPTT-GM"]

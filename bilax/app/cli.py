@@ -62,6 +62,7 @@ COMMANDS = {
         "table-1": ("bilax.experiments.toy.figures:Table1", "time and memory of five methods"),
         "table-2": ("bilax.experiments.few_shot.table_2:Table2", "few-shot learning by all methods"),
         "table-3": ("bilax.experiments.cleaning.table_3:Table3", "hyper-cleaning of MNIST and FashionMNIST"),
+        "table-3-relu": ("bilax.experiments.cleaning.table_3:Table3Relu", "the same with ReLU, by mini-batches"),
         "figure-3-left": ("bilax.experiments.convex.figures:Figure3Left", "acceleration on the convex example"),
         "figure-3-right": ("bilax.experiments.cleaning.table_3:Figure3Right", "acceleration in hyper-cleaning"),
         "theory": (

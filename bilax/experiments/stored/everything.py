@@ -12,11 +12,15 @@ from bilax.app.show import Arg, Target, console, show_table
 from bilax.experiments.stored.pages import Claims
 from bilax.files import DataError, read_json, write_whole
 
-ORDER = ("theory", "figure-1", "figure-3-left", "figure-2", "table-1", "figure-3-right", "table-3", "table-2")
+ORDER = (
+    *("theory", "figure-1", "figure-3-left", "figure-2", "table-1", "figure-3-right"),
+    *("table-3-relu", "table-3", "table-2"),
+)
 """what takes long comes last"""
 
 QUICK: dict[str, Any] = {
     "table-3": {"dataset": ("mnist",), "methods": ("IAPTT-GM", "IA-GM", "RHG")},
+    "table-3-relu": {"dataset": ("mnist",)},
     "table-2": {"methods": ("IAPTT-GM", "IA-GM (ANIL)", "Proto Net", "MAML")},
 }
 """what --quick leaves of the longest, so that all end within a quarter of an hour"""
