@@ -137,6 +137,8 @@ class _Drive:
             had_ended = stored is not None and any(c.stops() for c in options.callbacks if hasattr(c, "stops"))
             ended = Status.stopped_by_callback if had_ended else self._go_on(saver, reader, show)
             self._save_before_leaving(saver)
+            # The turn after the last step; data that were read are those of that step.
+            self.state, _ = _advance(self.loop, self.state, *self._chunk(0, self._room(self.batch), end=True))
         point, status = whole(
             _finish(self.loop, self.state, jnp.asarray(ended), self.plan.y0, self._placed(self.batch))
         )
@@ -187,8 +189,8 @@ class _Drive:
                 saver.save(self)
         return Status.step_limit
 
-    def _chunk(self, count: int, batches: PyTree) -> tuple[Array, int, PyTree]:
-        return jnp.asarray(count), self.capacity, self._placed(batches, 1)
+    def _chunk(self, count: int, batches: PyTree, end: bool = False) -> tuple[Array, int, PyTree, Array]:
+        return jnp.asarray(count), self.capacity, self._placed(batches, 1), jnp.asarray(end)
 
     def _placed(self, batch: PyTree, before: int = 0) -> PyTree:
         """Data that were read, where the devices want them; with `before=1` a chunk's."""

@@ -89,17 +89,21 @@ def begin(loop: Loop, x0: PyTree, y0: PyTree, key: Array, batch: Any = None) -> 
     return _for_each_start(loop, one, _draws(loop, jnp.zeros((), int), key, batch), x0, y0)
 
 
-def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree = None) -> tuple[State, History]:
+def advance(
+    loop: Loop, state: State, count: Any, capacity: int, batches: PyTree = None, end: Any = False
+) -> tuple[State, History]:
     """Takes up to `count` ≤ `capacity` outer steps; a state whose status is not running stays as it is.
 
     `batches` holds one batch per step along a leading axis, for data that come from outside. An algorithm that
-    `prepares` has a turn before the first step, of which nothing is recorded.
+    `prepares` has a turn before the first step, of which nothing is recorded. With `end` a turn more evaluates where
+    the steps led, for `finish`: by the program that the steps are made of, which is large and so is compiled once.
     """
     prepares = getattr(loop.algorithm, "prepares", False)
 
     def outer_step(i, state):
         batch = None if batches is None else jax.tree.map(lambda leaf: leaf[i], batches)
-        step = functools.partial(_outer_step_if_running if loop.many else _outer_step, loop, jnp.asarray(i >= 0))
+        turn = _Turn(jnp.asarray(i >= 0), jnp.asarray(i == count))
+        step = functools.partial(_outer_step_if_running if loop.many else _outer_step, loop, turn)
         return _for_each_start(loop, step, _draws_of(loop, state, batch), state)
 
     starts = 1 if loop.many else 0
@@ -120,14 +124,25 @@ def advance(loop: Loop, state: State, count: Any, capacity: int, batches: PyTree
     def body(i, carry):
         state, history = carry
         running = state.status == Status.running
-        state, entry = jax.lax.cond(jnp.any(running) if loop.many else running, take, skip, i, state)
+        due = (jnp.any(running) if loop.many else running) | (i == count)
+        state, entry = jax.lax.cond(due, take, skip, i, state)
         place = (slice(None),) * starts + (jnp.where(i < 0, capacity, i) if prepares else i,)
         mode = "drop" if prepares else None
         return state, jax.tree.map(lambda leaf, value: leaf.at[place].set(value, mode=mode), history, entry)
 
     first = -jnp.asarray(jnp.all(state.step == 0), int) if prepares else 0
-    state, history = jax.lax.fori_loop(first, count, body, (state, jax.tree.map(room, empty)))
+    last = count + jnp.asarray(end & (not prepares), int)
+    state, history = jax.lax.fori_loop(first, last, body, (state, jax.tree.map(room, empty)))
     return state, columns.apart(history)
+
+
+class _Turn(NamedTuple):
+    """What a turn of the loop is for."""
+
+    recorded: Array
+    """whether it is a step, and not what an algorithm prepares"""
+    last: Array
+    """whether it only evaluates where the steps led"""
 
 
 class _Columns(NamedTuple):
@@ -154,20 +169,20 @@ class _Columns(NamedTuple):
 
 
 def finish(loop: Loop, state: State, ended: Any, y0: PyTree, batch: Any = None) -> tuple[Point, Array]:
-    """The point where the run ended and its status; the last finite point if the end is not finite.
+    """The point where the run ended and its status, of a state that `advance` left at its `end`.
 
     `ended` is the status of a run that was stopped while still running. One that has converged though its follower is
-    far from solved, for a follower that began at y0, is doubtful. The end is evaluated by a step that is not
-    taken, so the compiler drops all of it but the evaluation.
+    far from solved, for a follower that began at y0, is doubtful.
     """
 
     def one(draws, state, y0):
-        _, point, found = _evaluated(loop, state, draws)
-        health = _health(found._replace(solved=True, y=point.whole().y), ())
-        status = jnp.where(state.status == Status.running, ended, state.status)
-        failed = functools.reduce(jnp.logical_or, [status == each for each in Status if each.failed])
-        keep = (health == Status.running) & ~failed
-        point, status = choose(keep, point, state.good).whole(), jnp.where(keep | failed, status, health)
+        found = eqx.filter_eval_shape(lambda: _evaluated(loop, state, draws)[2])
+        if getattr(loop.algorithm, "prepares", False):
+            # It knows where it is: the compiler drops all of this step but what is read off its carry.
+            point, evaluated = _evaluated(loop, state, draws)[1:]
+            status, keep = _at_end(state, point, evaluated)
+            state = state._replace(status=status, good=choose(keep, point, state.good))
+        point, status = state.good.whole(), jnp.where(state.status == Status.running, ended, state.status)
         # Batches of their own for each step tell nothing of the follower that all of them together have.
         may_converge = loop.tolerance is not None or found.converged is not False
         if may_converge and not hasattr(loop.algorithm, "draws"):
@@ -180,6 +195,14 @@ def finish(loop: Loop, state: State, ended: Any, y0: PyTree, batch: Any = None) 
     return _for_each_start(loop, one, _draws_of(loop, state, batch), state, y0)
 
 
+def _at_end(state: State, point: Point, found: Evaluation) -> tuple[Array, Array]:
+    """The status of a run that ended at this point, and whether the point is its result: finite, and no failure."""
+    health = _health(found._replace(solved=True, y=point.whole().y), ())
+    failed = functools.reduce(jnp.logical_or, [state.status == each for each in Status if each.failed])
+    keep = (health == Status.running) & ~failed
+    return jnp.where(keep | failed, state.status, health), keep
+
+
 def _unsettled(loop: Loop, point: Point, y0: PyTree, draws: Draws) -> Array:
     data = _data(loop, draws)
     if not getattr(loop.algorithm, "tasks", False):
@@ -189,17 +212,17 @@ def _unsettled(loop: Loop, point: Point, y0: PyTree, draws: Draws) -> Array:
     return jnp.any(jax.vmap(lambda y, y0, *task: unsettled(loop.problem, point.x, y, y0, task))(point.y, y0, *data))
 
 
-def _outer_step_if_running(loop: Loop, recorded: Array, draws: Draws, state: State) -> tuple[State, History]:
+def _outer_step_if_running(loop: Loop, turn: _Turn, draws: Draws, state: State) -> tuple[State, History]:
     """One of many starts: those that have ended stay as they are."""
     running = state.status == Status.running
-    after, entry = _outer_step(loop, recorded, draws, state)
-    return choose(running, after, state), choose(running, entry, jax.tree.map(_nothing_like, entry))
+    after, entry = _outer_step(loop, turn, draws, state)
+    return choose(running | turn.last, after, state), choose(running, entry, jax.tree.map(_nothing_like, entry))
 
 
-def _outer_step(loop: Loop, recorded: Array, draws: Draws, state: State) -> tuple[State, History]:
+def _outer_step(loop: Loop, turn: _Turn, draws: Draws, state: State) -> tuple[State, History]:
     after, point, found = _evaluated(loop, state, draws)
     if loop.every > 1:
-        after = _further(loop, state, after, draws)
+        after = _further(loop, state, after, draws, jnp.where(turn.last, 1, loop.every))
     x, z = loop.algorithm.point(state.carry)
     x_next, z_next = loop.algorithm.point(after)
     status = _health(found._replace(y=point.whole().y), (found.grad_x, found.grad_z, x_next, z_next))
@@ -218,12 +241,17 @@ def _outer_step(loop: Loop, recorded: Array, draws: Draws, state: State) -> tupl
     entry = jax.tree.map(jnp.asarray, entry)
     # A point may be good where it is finite, even if its gradient is not.
     keep = all_finite(point) & (status != Status.diverged) & _better(point, state.good)
+    prepares = getattr(loop.algorithm, "prepares", False)
+    if not prepares:
+        at_end = _at_end(state, point, found)
+        status, keep = choose(turn.last, at_end, (status, keep))
+        ok = ok & ~turn.last
     stay = state._replace(status=status, good=choose(keep, point, state.good), scale=scale)
     on = stay._replace(carry=after, step=state.step + loop.every)
     # A step that was not taken leaves no entry.
     state_after = choose(ok, on, stay)
-    if getattr(loop.algorithm, "prepares", False):
-        state_after = choose(recorded, state_after, state._replace(carry=after))
+    if prepares:
+        state_after = choose(turn.recorded, state_after, state._replace(carry=after))
     return state_after, choose(ok, entry, jax.tree.map(_nothing_like, entry))
 
 
@@ -236,14 +264,14 @@ def _evaluated(loop: Loop, state: State, draws: Draws) -> tuple[PyTree, Point, E
     return after, Point(*loop.algorithm.point(state.carry), found.y, *numbers), found
 
 
-def _further(loop: Loop, state: State, carry: PyTree, draws: Draws) -> PyTree:
-    """The steps up to the next look."""
+def _further(loop: Loop, state: State, carry: PyTree, draws: Draws, count: Array) -> PyTree:
+    """The steps up to the next look, of `count` in all."""
 
-    def steps(state, carry, draws):
+    def steps(state, carry, draws, count):
         draws = draws.ahead(loop.every)
-        return jax.lax.fori_loop(1, loop.every, lambda i, carry: _stepped(loop, state, carry, draws, i)[0], carry)
+        return jax.lax.fori_loop(1, count, lambda i, carry: _stepped(loop, state, carry, draws, i)[0], carry)
 
-    return _one_start_at_a_time(loop, steps)(state._replace(good=None), carry, draws)  # pyright: ignore
+    return _one_start_at_a_time(loop, steps)(state._replace(good=None), carry, draws, count)  # pyright: ignore
 
 
 def _one_start_at_a_time(loop: Loop, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,7 +65,8 @@ def _spread(plan: Plan, mesh: Any) -> Plan:
 
 def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tuple[Point, Array, Array, History]:
     """A whole run as one program."""
-    state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(steps // loop.every), steps // loop.every)
+    turns = steps // loop.every
+    state, history = advance(loop, begin(loop, x0, y0, key), jnp.asarray(turns), turns, end=True)
     return *finish(loop, state, Status.step_limit, y0), state.step, history
 
 
