@@ -118,10 +118,11 @@ class _Drive:
         options, steps = self.options, self.plan.steps
         with contextlib.ExitStack() as stack:
             saver = None
+            ending = (signal.SIGINT,) if options.saving is None else (signal.SIGINT, signal.SIGTERM)
+            stack.enter_context(_signals(ending, self.received))
             if options.saving is not None:
                 checkpoints = stack.enter_context(checkpoint.opened(options.saving, resume=options.resume))
                 saver = _Saver(options.saving, checkpoints, self._configuration())
-                stack.enter_context(_signals(self.received))
             stored = saver.checkpoints.restore(_size(self.state)) if saver is not None and options.resume else None
             if saver is not None and stored is not None:
                 self._take_up(stored, saver.configuration)
@@ -143,7 +144,8 @@ class _Drive:
             _finish(self.loop, self.state, jnp.asarray(ended), self.plan.y0, self._placed(self.batch))
         )
         solution = finished(point, status, whole(self.state.step), self._history(), self.plan)
-        if ended in (Status.interrupted, Status.terminated):
+        # In the second case it came after the last step.
+        if ended in (Status.interrupted, Status.terminated) or self.received:
             raise Interrupted(solution)
         return solution
 
@@ -412,8 +414,12 @@ class _Saver:
 
 
 @contextlib.contextmanager
-def _signals(received: list[int]) -> Iterator[None]:
-    """Collects Ctrl-C and SIGTERM so that a run is saved between chunks; a second Ctrl-C breaks off at once."""
+def _signals(ending: tuple[signal.Signals, ...], received: list[int]) -> Iterator[None]:
+    """Collects these so that a run ends, and is saved, between chunks; a second Ctrl-C breaks off at once.
+
+    A KeyboardInterrupt that Python raises wherever it is would be lost where that is a finalizer or a callback of the
+    garbage collector, of which JAX has one.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -423,7 +429,7 @@ def _signals(received: list[int]) -> Iterator[None]:
             raise KeyboardInterrupt
         received.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in ending}
     try:
         yield
     finally:

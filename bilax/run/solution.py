@@ -63,7 +63,7 @@ _MESSAGES = {
         "The time limit was reached: give it more time, or begin again at solution.x; a run with `saving` can resume."
     ),
     Status.data_ended: "The data ended before the steps did; give an iterable that goes on, or fewer steps.",
-    Status.interrupted: "Ctrl-C ended the run after it was saved; resume=True goes on from here.",
+    Status.interrupted: "Ctrl-C ended the run; resume=True goes on from here if it was being saved.",
     Status.doubtful: (
         "Where the run ended the follower is not at its minimum (a lower one was found, its residual is large, y lies "
         "outside of Y) or has no single one, so F there is not one that it grants: give it more steps or a smaller "
@@ -86,7 +86,7 @@ class BilevelError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised where Ctrl-C or SIGTERM ended a run that was being saved, once it is safe; `solution` is where it was."""
+    """Raised where Ctrl-C ended a run, or SIGTERM one that was being saved, once it is safe; `solution` is where it was."""
 
     def __init__(self, solution: "Solution"):
         super().__init__(_how(solution))

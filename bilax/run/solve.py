@@ -76,7 +76,7 @@ def solve(
 
     Of modules such as `eqx.nn.MLP` in x0 or y0 the floating arrays are varied, the rest stays as it is. Of a module of
     flax: `graph, y0 = nnx.split(module)`, and `nnx.merge(graph, y)` in the objectives; of PyTorch: `bilax.from_torch`.
-    Ctrl-C raises KeyboardInterrupt; a run that is being saved is saved first (`bilax.Interrupted`).
+    Ctrl-C raises `bilax.Interrupted`, a KeyboardInterrupt that has the point; a run that is being saved is saved first.
     """
     if steps is None:
         steps = 5000 if isinstance(method, Auto) else 500
