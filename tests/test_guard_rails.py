@@ -134,6 +134,18 @@ def test_a_step_of_soba_is_few_operations_and_draws_its_batches_ahead():
 
 
 @same_xla
+def test_whether_a_step_is_kept_is_not_computed_anew_for_each_leaf():
+    x0 = [jnp.zeros(3) for _ in range(24)]
+    problem = bilax.Problem(
+        lambda x, y: sum(jnp.sum((one - 1) ** 2) for one in y),
+        lambda x, y: sum(jnp.sum((b - jnp.sin(a)) ** 2) for a, b in zip(x, y, strict=True)),
+    )
+    method = bilax.soba(lambda k: 0.1, lambda k: 0.1)
+    text = whole_run(problem, method, x0, x0, (), 1).as_text()
+    assert text.count(" and(") <= 40 * len(x0)
+
+
+@same_xla
 def test_a_large_follower_by_a_first_order_method_takes_four_times_its_parameters_and_their_adam():
     network = cleaning.network(jax.random.key(0), 60, 10, 400)
     network = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), network)

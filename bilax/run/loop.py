@@ -225,7 +225,9 @@ def _outer_step(loop: Loop, turn: _Turn, draws: Draws, state: State) -> tuple[St
         after = _further(loop, state, after, draws, jnp.where(turn.last, 1, loop.every))
     x, z = loop.algorithm.point(state.carry)
     x_next, z_next = loop.algorithm.point(after)
-    status = _health(found._replace(y=point.whole().y), (found.grad_x, found.grad_z, x_next, z_next))
+    # Norms tell whether gradients are finite: fewer operations, where there are many leaves.
+    norms = optax.tree.norm(found.grad_x), optax.tree.norm(found.grad_z)
+    status = _health(found._replace(y=point.whole().y), (norms, x_next, z_next))
     scale = choose(state.step == 0, _sizes(point), state.scale)
     status = jnp.where((status == Status.running) & _astray(point, scale), Status.diverged, status)
     ok = status == Status.running
@@ -235,12 +237,11 @@ def _outer_step(loop: Loop, turn: _Turn, draws: Draws, state: State) -> tuple[St
         status = jnp.where(ok & still, Status.converged, status)
     arrived = jnp.where(jnp.asarray(found.doubtful), Status.doubtful, Status.converged)
     status = jnp.where(ok & jnp.asarray(found.converged), arrived, status)
-    norms = optax.tree.norm(found.grad_x), optax.tree.norm(found.grad_z)
     numbers = point.upper, point.lower, point.residual, point.k_bar
     entry = History(*numbers, *norms, found.follower_steps, loop.record(x, z, found.info))
     entry = jax.tree.map(jnp.asarray, entry)
-    # A point may be good where it is finite, even if its gradient is not.
-    keep = all_finite(point) & (status != Status.diverged) & _better(point, state.good)
+    # A point may be good where it is finite, even if its gradient is not; x and z are, or the step before had ended the run.
+    keep = all_finite(point._replace(x=(), z=())) & (status != Status.diverged) & _better(point, state.good)
     prepares = getattr(loop.algorithm, "prepares", False)
     if not prepares:
         at_end = _at_end(state, point, found)
