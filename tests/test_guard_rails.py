@@ -142,6 +142,7 @@ def test_whether_a_step_is_kept_is_not_computed_anew_for_each_leaf():
     )
     method = bilax.soba(lambda k: 0.1, lambda k: 0.1)
     text = whole_run(problem, method, x0, x0, (), 1).as_text()
+    assert text is not None
     assert text.count(" and(") <= 40 * len(x0)
 
 

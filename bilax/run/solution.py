@@ -86,7 +86,7 @@ class BilevelError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised where Ctrl-C ended a run, or SIGTERM one that was being saved, once it is safe; `solution` is where it was."""
+    """Raised where Ctrl-C ended a run, or SIGTERM one that is saved, once it is safe; `solution` is where it was."""
 
     def __init__(self, solution: "Solution"):
         super().__init__(_how(solution))

@@ -287,8 +287,8 @@ class Table3(Target):
 class Table3Relu(Table3):
     """Table 3 with ReLU between the two layers, by mini-batches: IAPTT-GM, its strongest rival and the plain baselines.
 
-    "Two fully connected layers" may be read with an activation or, as in the authors' program, without one. The rate of z
-    was chosen on the held-out part of FashionMNIST by runs of a third of the steps, between 3e-4 and 1e-3.
+    "Two fully connected layers" may be read with an activation or, as in the authors' program, without one. The rate of
+    z was chosen on the held-out part of FashionMNIST by runs of a third of the steps, between 3e-4 and 1e-3.
     """
 
     methods: Annotated[tuple[str, ...], Arg(help="methods")] = ("IAPTT-GM", "BDA")
