@@ -42,7 +42,7 @@ def pool(
 
         def loss(w, evidence=evidence):
             told = np.mean(_pooled(w, logs[0])[rows, truth])
-            seen = np.mean(logsumexp(_pooled(w, logs[1]) + evidence, axis=1))
+            seen = np.mean(np.asarray(logsumexp(_pooled(w, logs[1]) + evidence, axis=1)))
             return np.sum((w - first) ** 2) / (2 * SPREAD**2 * len(truth)) - told - seen
 
         exponents = minimize(loss, exponents, method="L-BFGS-B", bounds=[(0, MOST)] * len(noisy)).x

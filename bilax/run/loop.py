@@ -240,7 +240,7 @@ def _outer_step(loop: Loop, turn: _Turn, draws: Draws, state: State) -> tuple[St
     numbers = point.upper, point.lower, point.residual, point.k_bar
     entry = History(*numbers, *norms, found.follower_steps, loop.record(x, z, found.info))
     entry = jax.tree.map(jnp.asarray, entry)
-    # A point may be good where it is finite, even if its gradient is not; x and z are, else the step before was the last.
+    # A point may be good where it is finite, even if its gradient is not: x and z are, or the run had ended.
     keep = all_finite(point._replace(x=(), z=())) & (status != Status.diverged) & _better(point, state.good)
     prepares = getattr(loop.algorithm, "prepares", False)
     if not prepares:
