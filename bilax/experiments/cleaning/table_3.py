@@ -159,7 +159,7 @@ class Table3(Target):
         quick: dict[str, Any] = {}
         if self.quick:
             # The same flow in fewer steps (K α and T times the rate of z are kept), on a fifth of the data.
-            quick = {"inner_steps": 10, "step_size": 0.15, "outer_steps": 150, "z_rate": 1.4e-3}
+            quick = {"inner_steps": 10, "step_size": 0.15, "outer_steps": 150, "z_rate": 1.4e-3, "patience": None}
             quick["sizes"] = entry(data, "examples").quick_sizes
         base = Cleaning(
             method=file_stem(method),
@@ -168,15 +168,15 @@ class Table3(Target):
             folder=self.folder,
             activation=self.activation,
             batch=self.batch,
-            z_rate=self.z_rate,
             # To measure takes the follower's K steps on all examples, ten times what an outer step on batches takes.
             every=25 if self.batch is None else 100,
             seed=tuple(range(self.seed, self.seed + (2 if self.quick else self.seeds))),
             out=self.runs / self._stem(data, method),
         )
+        if base.checked_method().start == "warm":
+            return dataclasses.replace(base, **({"patience": 500} | quick))
         # Those with an auxiliary start learn it along a schedule that ends with the run.
-        patience = 500 if base.checked_method().start == "warm" and not self.quick else None
-        return dataclasses.replace(base, patience=patience, **quick)
+        return dataclasses.replace(base, **({"z_rate": self.z_rate} | quick))
 
     def _stem(self, data: str, label: str) -> str:
         """What the files of a cell are called."""
@@ -220,6 +220,8 @@ class Table3(Target):
 
     def _cell(self, data: str, label: str) -> dict[str, Any]:
         config = self.config(data, "IAPTT-GM" if label in PLAIN else label)
+        if label in PLAIN:
+            config = dataclasses.replace(config, z_rate=Cleaning.z_rate)  # which plays no part there
         path = self.out / self.name / f"{self._stem(data, label)}.json"
         stored = None if self.quick else stored_results(path, config, FREE)
         if stored is not None or self.redraw:
