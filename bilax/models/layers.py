@@ -105,15 +105,14 @@ def _turned(kernel: Array) -> Array:
     return jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
 
 
-def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
-    """`compute` as an operation of its own, for which we tell JAX the derivatives."""
+def _primitive(name: str, compute: Callable[..., Array], shape: Callable[..., tuple[int, ...]]) -> Primitive:
+    """`compute` as an operation of its own, with the shape of its result, for which we tell JAX the derivatives."""
     primitive = Primitive(name)
     primitive.def_impl(compute)
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
 
-    def out(*arrays, **options):
-        like = jax.eval_shape(functools.partial(compute, **options), *arrays)
-        return ShapedArray(like.shape, like.dtype)
+    def out(first, second, **options):
+        return ShapedArray(shape(first.shape, second.shape, **options), first.dtype)
 
     def batched(arrays, axes, **options):
         # One task after the other, so that what is multiplied stays in cache.
@@ -133,8 +132,12 @@ def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
 
 # Both are linear in each of their arrays, and the transpose of either in either array is one of the two. So all
 # derivatives of any order, forward and backward, are made of these two.
-_convolution = _primitive("convolution", _convolve)
-_convolution_slope = _primitive("convolution_slope", _kernel_slope)
+_convolution = _primitive(
+    "convolution", _convolve, lambda x, kernel, less: (x[0], x[1] - less[0], x[2] - less[1], kernel[-1])
+)
+_convolution_slope = _primitive(
+    "convolution_slope", _kernel_slope, lambda x, slope, side: (side, side, x[-1], slope[-1])
+)
 ad.defbilinear(
     _convolution,
     lambda slope, x, kernel, less: convolve_on_cpu(slope, _turned(kernel), _less(slope, x.aval)),

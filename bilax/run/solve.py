@@ -1,6 +1,7 @@
 """`solve` and `multistart`: one loop for every method."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 import jax
@@ -169,7 +170,8 @@ def _check_for_auto(mesh: Any, *optimizers: Any) -> None:
 
 def _check_settings(problem: Any, steps: Any, tolerance: Any, *given: Any) -> int:
     # Inside jit whatever is computed is traced; inside vmap and grad only what was given.
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((given, jnp.zeros(()) + 0))):
+    leaves = jax.tree.leaves((given, jnp.zeros(()) + 0), is_leaf=lambda leaf: isinstance(leaf, Iterator))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise TypeError(
             "solve and multistart compile whole runs and cannot be part of a function that jax.jit, vmap or grad is "
             "asked for. Use bilax.approximate there, and bilax.multistart for many starts."
