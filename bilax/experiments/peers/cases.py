@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bilax import models
 from bilax.datasets import load
 from bilax.experiments.cleaning import problem as cleaning
 from bilax.experiments.peers.orders import Given
 from bilax.experiments.toy import figures as toy
-from bilax.models import ConvNet4
 
 EVERY_PEER = ("PyTorch", "higher", "TorchOpt", "BOAT", "Betty")
 WAY, QUERIES = 5, 15
@@ -41,6 +41,8 @@ class Case(NamedTuple):
     end too, which would be much beside a step or two"""
     checkpoint: bool = False
     """whether bilax keeps √K states and computes the others again"""
+    network: str = "ConvNet4"
+    """of `bilax.models`, for what learns from few pictures"""
     peers: tuple[str, ...] = EVERY_PEER
     quick: bool = False
     """whether `--quick` measures it"""
@@ -49,7 +51,7 @@ class Case(NamedTuple):
 
     def order(self) -> dict[str, Any]:
         """What the processes are told."""
-        told = ("kind", "inner_steps", "step_size", "optimizer", "worst", "whole", "checkpoint")
+        told = ("kind", "inner_steps", "step_size", "optimizer", "worst", "whole", "checkpoint", "network")
         return {name: getattr(self, name) for name in told}
 
 
@@ -97,9 +99,9 @@ def _pictures(side: int, channels: int, tasks: int, seed: int) -> list[np.ndarra
     return found
 
 
-def _few_shot(kind: str, side: int, channels: int, filters: int, seed: int) -> Given:
+def _few_shot(kind: str, network_name: str, side: int, channels: int, filters: int, seed: int) -> Given:
     data = _pictures(side, channels, 4, seed)
-    network = ConvNet4(channels, filters, jax.random.key(seed))
+    network = getattr(models, network_name)(channels, filters, jax.random.key(seed))
     features = jax.eval_shape(network, data[0][0]).shape[1]
     draw = np.random.default_rng(seed + 1)
     head = [0.1 * draw.standard_normal((features, WAY)) / np.sqrt(features), np.zeros(WAY)]
@@ -107,11 +109,11 @@ def _few_shot(kind: str, side: int, channels: int, filters: int, seed: int) -> G
     return Given(leaves, head, data) if kind == "heads" else Given([], leaves + head, data)
 
 
-def _few_shot_case(kind: str, side: int, channels: int, filters: int, **more: Any) -> Case:
+def _few_shot_case(kind: str, side: int, channels: int, filters: int, network="ConvNet4", **more: Any) -> Case:
     method, steps, rate = ("ANIL with PTT", 10, 0.1) if kind == "heads" else ("MAML", 5, 0.01)
-    title = f"{method}, {side} × {side} × {channels}, {filters} filters, 4 tasks"
-    make = functools.partial(_few_shot, kind, side, channels, filters)
-    settings: Any = {"ours": 8, "peers": (*EVERY_PEER, "learn2learn"), **more}
+    title = f"{method}, {network}, {side} × {side} × {channels}, {filters} filters, 4 tasks"
+    make = functools.partial(_few_shot, kind, network, side, channels, filters)
+    settings: Any = {"ours": 8, "network": network, "peers": (*EVERY_PEER, "learn2learn"), **more}
     return Case(title, kind, steps, rate, ("adam", 1e-3), kind == "heads", 2000, make, **settings)
 
 
@@ -128,6 +130,8 @@ CASES = {
     "anil-84": _few_shot_case("heads", 84, 3, 32, **FEW),
     "maml-omniglot": _few_shot_case("networks", 28, 1, 64),
     "maml-cifar-fs": _few_shot_case("networks", 32, 3, 64, **FEW),
+    "anil-resnet": _few_shot_case("heads", 32, 3, 16, "ResNet12", **FEW),
+    "maml-resnet": _few_shot_case("networks", 32, 3, 16, "ResNet12", **FEW | {"ours": 1}),
     "large-100": _large_case(100, False),
     "large-100-checkpoints": _large_case(100, True),
     "large-1000": _large_case(1000, False),

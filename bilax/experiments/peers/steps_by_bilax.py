@@ -102,15 +102,15 @@ def _cleaning(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _few_shot(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
+    from bilax import models
     from bilax.datasets.episodes import Episode
     from bilax.experiments.few_shot import learners
-    from bilax.models import ConvNet4
     from bilax.models.faster_convolutions import faster_convolutions
 
     faster_convolutions()  # as `bilax run few-shot` does; nothing was computed yet
     episode = Episode(*map(jnp.asarray, given.data))
     leaves = given.x or given.z
-    network = ConvNet4(episode.support.shape[-1], leaves[0].shape[-1], jax.random.key(0))
+    network = getattr(models, order["network"])(episode.support.shape[-1], leaves[0].shape[-1], jax.random.key(0))
     network = jax.tree.map(lambda leaf: leaf.astype(leaves[0].dtype), network)
     make = learners.heads if order["kind"] == "heads" else learners.networks
     learner = make(network, episode.support[0], given.z[-1].shape[0])

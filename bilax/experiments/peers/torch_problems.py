@@ -85,7 +85,7 @@ class FewShot(Problem):
         self.labels, self.query_labels = labels.long(), query_labels.long()
         self.tasks, self.heads = len(support), order["kind"] == "heads"
         leaves = [*given.x, *given.z]
-        body = _convnet(support.shape[-1], leaves[0].shape[-1])
+        body = NETWORKS[order["network"]](support.shape[-1], leaves[0].shape[-1])
         with torch.no_grad():
             self.maps = body[:-1](self.support[0]).shape[1:]  # channels, height, width
         head = nn.Linear(int(np.prod(self.maps)), leaves[-1].shape[0])
@@ -137,6 +137,37 @@ def _convnet(channels: int, filters: int) -> nn.Sequential:
         return nn.Conv2d(n_in, filters, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), norm
 
     return nn.Sequential(*(layer for i in range(4) for layer in group(filters if i else channels)), nn.Flatten())
+
+
+class Residual(nn.Module):
+    """Three groups of convolution and normalisation with a short cut beside them, then pooling."""
+
+    def __init__(self, channels: int, filters: int):
+        super().__init__()
+        self.groups = nn.ModuleList([_group(filters if i else channels, filters, 3) for i in range(3)])
+        self.short_cut = _group(channels, filters, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.groups[0](x)
+        for group in self.groups[1:]:
+            y = group(nn.functional.leaky_relu(y, 0.1))
+        return nn.functional.leaky_relu(nn.functional.max_pool2d(y + self.short_cut(x), 2), 0.1)
+
+
+def _resnet(channels: int, filters: int) -> nn.Sequential:
+    """Four residual blocks of k, 2k, 4k and 8k filters, two 1 × 1 convolutions, the mean over positions."""
+    widths = [channels, *(filters * 2**i for i in range(4))]
+    blocks = (Residual(*widths[i : i + 2]) for i in range(4))
+    last = (layer for _ in range(2) for layer in (_group(widths[4], widths[4], 1), nn.LeakyReLU(0.1)))
+    return nn.Sequential(*blocks, *last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def _group(channels: int, filters: int, side: int) -> nn.Sequential:
+    convolution = nn.Conv2d(channels, filters, side, padding=side // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(filters, track_running_stats=False))
+
+
+NETWORKS = {"ConvNet4": _convnet, "ResNet12": _resnet}
 
 
 def _from_kernel(leaf: np.ndarray) -> np.ndarray:
