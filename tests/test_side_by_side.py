@@ -1,7 +1,9 @@
 """`bilax bench peers`: what its sides are told and answer, and what is made of stored lines. No peer is needed."""
 
+import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,3 +142,26 @@ def test_every_case_has_what_its_sides_need(name):
     case = CASES[name]
     assert case.kind in steps_by_bilax.KINDS
     assert {"PyTorch", *side_by_side.PEERS} >= set(case.peers)
+
+
+def test_pytorch_with_checkpoints_has_the_same_gradient_and_higher_cannot(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    folder = Path(side_by_side.__file__).parent
+    monkeypatch.syspath_prepend(str(folder))
+    steps_by_torch = importlib.import_module("steps_by_torch")
+    case = CASES["large-100-checkpoints"]._replace(inner_steps=7)
+    draw = np.random.default_rng(0)
+    shapes = [(3, 5), (3,), (10, 3), (10,)]
+    labels = draw.integers(0, 10, (2, 6)).astype(np.int32)
+    inputs = draw.standard_normal((2, 6, 5))
+    data = [inputs[0], labels[0], inputs[1], labels[1]]
+    given = orders.Given([np.zeros(6)], [draw.standard_normal(shape) for shape in shapes], data)
+    found = []
+    for checkpoint in (True, False):
+        order = case._replace(checkpoint=checkpoint).order()
+        found.append(np.concatenate(steps_by_torch.PyTorch(order, given).gradient()))
+    np.testing.assert_allclose(*found, rtol=1e-12)
+    ours = np.concatenate(steps_by_bilax.Ours(case.order(), given).gradient())
+    np.testing.assert_allclose(found[0], ours, rtol=1e-8, atol=1e-12)
+    assert "keeps all" in str(side_by_side.cannot("higher", case))
+    assert side_by_side.cannot("higher", case._replace(checkpoint=False)) is None

@@ -33,8 +33,7 @@ PEERS = {
     "learn2learn": "learn2learn==0.2.0",
 }
 NO_CHOICE = "has no choice among the follower's iterates and no gradient in its start"
-CANNOT = dict.fromkeys([("Betty", kind) for kind in ("toy", "cleaning", "heads", "networks")], NO_CHOICE)
-"""why a peer cannot express a kind of case"""
+KEEPS_ALL = "keeps all states of the follower, and has no checkpoints"
 MEASURED = ("problem", "follower", "gradient", "methods", "run", "models")
 MEASURED += tuple(f"experiments/peers/{one}.py" for one in ("steps_by_bilax", "steps_by_torch", "torch_problems"))
 """the code that these numbers depend on"""
@@ -137,7 +136,7 @@ class Peers(Target):
         self, name: str, case: Case, python: Path, missing: dict[str, str], peers: Sequence[str]
     ) -> list[dict[str, Any]]:
         """One line for each peer, all measured in turn with one process of bilax."""
-        why = {p: missing.get(p) or CANNOT.get((p, case.kind)) for p in peers}
+        why = {p: missing.get(p) or cannot(p, case) for p in peers}
         lines = [{"case": name, "peer": peer, "cannot": reason} for peer, reason in why.items() if reason]
         able = [peer for peer, reason in why.items() if not reason]
         if not able:
@@ -282,6 +281,13 @@ def _claim(lines: list[dict[str, Any]], key: str, text: str) -> Claim:
     least, most = (_short(one) for one in (min(ratios.values()), max(ratios.values())))
     here = f"{len(lines) - len(behind)} of {len(lines)}, {least} to {most} times"
     return Claim(text, here + (f"; not {', '.join(behind)}" if behind else ""), not behind)
+
+
+def cannot(peer: str, case: Case) -> str | None:
+    """Why a peer cannot express a case."""
+    if peer == "Betty":
+        return NO_CHOICE
+    return KEEPS_ALL if case.checkpoint and peer == "higher" else None
 
 
 def with_line(lines: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:

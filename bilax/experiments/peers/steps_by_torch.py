@@ -6,6 +6,7 @@ projection; BOAT by `Problem.run_iter` with NGD and DI, and PTT and RAD.
 """
 
 import importlib.metadata
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportMissingImports]
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,6 +31,7 @@ class Unrolled:
     def __init__(self, order: dict[str, Any], given: Any):
         self.problem = torch_problems.KINDS[order["kind"]](given, order)
         self.count, self.rate, self.worst = order["inner_steps"], order["step_size"], order["worst"]
+        self.checkpoint = order["checkpoint"]
         self.leaves = [*self.problem.leader.parameters()], [*self.problem.follower.parameters()]
         self.start = [leaf.detach().clone() for part in self.leaves for leaf in part]
         name, rate = order["optimizer"]
@@ -105,9 +108,17 @@ class PyTorch(Unrolled):
             values = dict(zip(names, leaves, strict=True))
             return lambda *inputs: torch.func.functional_call(module, values, inputs)
 
+        def moved(count, *leaves):
+            for _ in range(count):
+                leaves = self._projected(self._stepped(problem.lower(net(leaves), task), leaves))
+            return leaves
+
         leaves, iterates, scores = start, [], []
-        for _ in range(self.count):
-            leaves = self._projected(self._stepped(problem.lower(net(leaves), task), leaves))
+        # As bilax does: of K states √K are kept, and the others computed again.
+        every = math.isqrt(self.count - 1) + 1 if self.checkpoint else 1
+        for first in range(0, self.count, every):
+            count = min(every, self.count - first)
+            leaves = checkpoint(moved, count, *leaves, use_reentrant=False) if every > 1 else moved(count, *leaves)
             if self.worst:
                 with torch.no_grad():
                     scores.append(problem.upper(net(leaves), task).item())
