@@ -110,7 +110,7 @@ class PyTorch(Unrolled):
 
         def moved(count, *leaves):
             for _ in range(count):
-                leaves = self._projected(self._stepped(problem.lower(net(leaves), task), leaves))
+                leaves = self._projected(self._stepped(problem.lower(net(leaves), task), list(leaves)))
             return leaves
 
         leaves, iterates, scores = start, [], []
