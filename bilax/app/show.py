@@ -304,3 +304,14 @@ def plt() -> Any:
         }
     )
     return pyplot
+
+
+def label_log(axis: Any) -> None:
+    """Ticks at round numbers, also where a logarithmic axis has less than a decade."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    subs = (1, 2, 3, 5) if high < 100 * low else (1,)
+    axis.set_major_locator(MaxNLocator(5) if high < 5 * low else LogLocator(subs=subs))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")

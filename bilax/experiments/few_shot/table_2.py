@@ -16,6 +16,7 @@ from bilax.app.show import (
     Target,
     console,
     file_stem,
+    label_log,
     plt,
     saved_figure,
     show_table,
@@ -362,7 +363,7 @@ class Table2(Target):
             test.set_xscale("log")
             curves.set(xlabel="outer step", xlim=(0, None))
             for axis in (test.xaxis, curves.yaxis):
-                _label_log(axis)
+                label_log(axis)
         axes[1, 0].set_ylabel("validation error (%)")
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=7)
         return saved_figure(figure, self.figure_path())
@@ -426,13 +427,3 @@ def _ahead(says: str, one: str, two: str, found: dict[str, Accuracy]) -> Claim:
 def _stem(cell: Cell, *more: str) -> str:
     seed = [f"seed{cell.seed}"] if cell.seed else []
     return file_stem(cell.column.name, cell.label, *more, *seed)
-
-
-def _label_log(axis: Any) -> None:
-    """Ticks at round numbers, also where a logarithmic axis has less than a decade."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(MaxNLocator(5) if high < 5 * low else LogLocator(subs=(1, 2, 3, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter("{x:g}")

@@ -17,7 +17,19 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from bilax.app.errors import refuse
-from bilax.app.show import Arg, Claim, Target, console, save_json, show_table, steps, stored_results
+from bilax.app.show import (
+    Arg,
+    Claim,
+    Target,
+    console,
+    label_log,
+    plt,
+    save_json,
+    saved_figure,
+    show_table,
+    steps,
+    stored_results,
+)
 from bilax.app.versions import changed_rooms, code_of
 from bilax.experiments.peers import orders
 from bilax.experiments.peers.cases import CASES, Case
@@ -204,14 +216,15 @@ class Peers(Target):
         show_table("Times what bilax takes", RATIO_COLUMNS, [_ratios(line) for line in lines])
         made = {name: number for line in lines for name, number in line["theirs"]["versions"].items()}
         console.print(", ".join(f"{name} {number}" for name, number in made.items()), style="dim")
-        console.print(f"Each side had {lines[0]['cores']} core(s); seconds are the processor's but for one column.")
+        cores = " or ".join(sorted({str(line["cores"]) for line in lines}))
+        console.print(f"Each side had {cores} core(s); seconds are the processor's but for one column.")
         for line in results["lines"]:
             if "cannot" in line:
                 console.print(f"{line['case']}: {line['peer']} cannot: {line['cannot']}")
         stale = sorted({room for line in results["lines"] for room in changed_rooms(line["code"])})
         if stale:
             console.print(f"older than the code that they measure: {', '.join(stale)} changed since", style="yellow")
-        return []
+        return [_figure(lines, self.figure_path())] if lines else []
 
     def claims(self, results: dict[str, Any]) -> list[Claim]:
         lines = [line for line in results["lines"] if "cannot" not in line]
@@ -260,6 +273,26 @@ def _numbers(line: dict[str, Any], side: str) -> list[str]:
     times = [f"{step} ({low} to {high})", f"{one['first']:.2f}"]
     cached = f"{one['cached']:.2f}" if "cached" in one else "–"
     return [*times, cached, _short(value(line, side, "whole")), f"{one['megabytes']:.0f}", f"{one['error']:.0e}"]
+
+
+def _figure(lines: list[dict[str, Any]], path: Path) -> Path:
+    """What each peer takes over what bilax takes, a row for each case: right of the line bilax takes less."""
+    names = list(dict.fromkeys(line["case"] for line in lines))
+    figure, panels = plt().subplots(1, 3, figsize=(10, 0.32 * len(names) + 1.4), sharey=True)
+    titles = {"processor": "time of an outer step", "whole": "the whole run", "megabytes": "peak memory"}
+    for axis, (key, title) in zip(panels, titles.items(), strict=True):
+        for peer, marker in zip(("PyTorch", *PEERS), "o^svDP", strict=True):
+            own = [line for line in lines if line["peer"] == peer]
+            if own:
+                places = [names.index(line["case"]) for line in own]
+                axis.plot([ratio(line, key) for line in own], places, marker, ls="", alpha=0.8, label=peer)
+        axis.axvline(1, color="grey", lw=0.8)
+        axis.set(xscale="log", title=title, xlabel="times what bilax takes")
+        label_log(axis.xaxis)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    panels[0].legend(fontsize=7)
+    return saved_figure(figure, path)
 
 
 def value(line: dict[str, Any], side: str, key: str) -> float:
