@@ -37,8 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
     made["contributing.md"] = contributing.replace("(docs/", "(").replace("[SECURITY.md](SECURITY.md)", "SECURITY.md")
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
-    for path in sorted((ROOT / "results").glob("*.png")):
-        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    for path in sorted((ROOT / "results").rglob("*.png")):
+        files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
     for file in [file for file in files if file.src_uri.endswith(".py")]:
         files.remove(file)
     return files

@@ -162,7 +162,7 @@ def _pictures(results: Path, name: str) -> str:
     longer = tuple(other for other in COMMANDS["reproduce"] if other.startswith(f"{name}-"))
     found = [path for path in sorted(results.glob(f"{name}*.png")) if not path.stem.endswith("-quick")]
     found = [path for path in found if not (longer and path.stem.startswith(longer))]
-    return "\n\n".join(f"![{path.stem}](results/{path.name}){{ .plain }}" for path in found)
+    return "\n\n".join(f"![{path.stem}](results/{path.relative_to(results)}){{ .plain }}" for path in found)
 
 
 def _records(results: Path, name: str) -> list[dict[str, Any]]:
