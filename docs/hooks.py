@@ -1,7 +1,7 @@
 """What `make docs` does beside mkdocs: runs the pages, makes those that come from results/, and sets formulas.
 
 BILAX_QUICK=1 takes small numbers in the tutorials; BILAX_PLAIN=1 runs nothing, to see whether the site can be built.
-What a page printed is kept in .cache/docs until it, the package or its results change.
+What the code of a page printed is kept in .cache/docs until it or the package changes.
 """
 
 import hashlib
@@ -48,14 +48,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The page with what its code prints and draws."""
     if "BILAX_PLAIN" in os.environ or not any(pages.code_blocks(markdown)):
         return markdown
-    key = hashlib.sha256("\n".join([markdown, _source(), os.environ.get("BILAX_QUICK", "")]).encode()).hexdigest()
+    code = [found["code"] for found in pages.code_blocks(markdown)]
+    key = hashlib.sha256("\n".join([*code, _source(), os.environ.get("BILAX_QUICK", "")]).encode()).hexdigest()
     kept = CACHE / key
     if not kept.exists():
         print(f"running {page.file.src_uri}", file=sys.stderr, flush=True)
-        shown = pages.run_page(markdown, page.file.src_uri)
+        outputs = pages.outputs_of(markdown, page.file.src_uri)
         CACHE.mkdir(parents=True, exist_ok=True)
-        kept.write_text(shown)
-    return kept.read_text()
+        kept.write_text(json.dumps(outputs))
+    return pages.with_outputs(markdown, json.loads(kept.read_text()))
 
 
 def on_page_content(content: str, **_: Any) -> str:
