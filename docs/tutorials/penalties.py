@@ -12,6 +12,7 @@
 # wants a low validation loss.
 
 # %%
+import itertools
 import os
 import time
 
@@ -79,7 +80,7 @@ found = {"gradient": (float(tuned.upper), float(loss(tuned.y, test)))}
 best = {"grid": [], "random": [], "optuna": []}
 for name, points in (
     ("grid", [np.full(30, value) for value in np.linspace(-12, 6, 5 if quick else 40)]),
-    ("random", iter(lambda: rng.uniform(-12, 6, 30), None)),  # without end
+    ("random", (rng.uniform(-12, 6, 30) for _ in itertools.count())),
 ):
     began, results = time.perf_counter(), []
     for x in points:
