@@ -20,7 +20,7 @@ check: $(READY)
 	$(BIN)/pyright
 
 docs: .venv/docs-ready
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY)
 	$(BIN)/bilax bench peers

@@ -1,7 +1,7 @@
 """What `make docs` does beside mkdocs: runs the pages, makes those that come from results/, and sets formulas.
 
 BILAX_QUICK=1 takes small numbers in the tutorials; BILAX_PLAIN=1 runs nothing, to see whether the site can be built.
-What a page printed is kept in .cache/docs until it, the package or its results change.
+What the code of a page printed is kept in .cache/docs until it or the package changes.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
     made["contributing.md"] = contributing.replace("(docs/", "(").replace("[SECURITY.md](SECURITY.md)", "SECURITY.md")
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
-    for path in sorted((ROOT / "results").glob("*.png")):
-        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    for path in sorted((ROOT / "results").rglob("*.png")):
+        files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
     for file in [file for file in files if file.src_uri.endswith(".py")]:
         files.remove(file)
     return files
@@ -48,14 +48,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The page with what its code prints and draws."""
     if "BILAX_PLAIN" in os.environ or not any(pages.code_blocks(markdown)):
         return markdown
-    key = hashlib.sha256("\n".join([markdown, _source(), os.environ.get("BILAX_QUICK", "")]).encode()).hexdigest()
+    code = [found["code"] for found in pages.code_blocks(markdown)]
+    key = hashlib.sha256("\n".join([*code, _source(), os.environ.get("BILAX_QUICK", "")]).encode()).hexdigest()
     kept = CACHE / key
     if not kept.exists():
         print(f"running {page.file.src_uri}", file=sys.stderr, flush=True)
-        shown = pages.run_page(markdown, page.file.src_uri)
+        outputs = pages.outputs_of(markdown, page.file.src_uri)
         CACHE.mkdir(parents=True, exist_ok=True)
-        kept.write_text(shown)
-    return kept.read_text()
+        kept.write_text(json.dumps(outputs))
+    return pages.with_outputs(markdown, json.loads(kept.read_text()))
 
 
 def on_page_content(content: str, **_: Any) -> str:

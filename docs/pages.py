@@ -40,18 +40,30 @@ def code_blocks(markdown: str) -> Iterator[re.Match[str]]:
 
 def run_page(markdown: str, name: str = "page") -> str:
     """The page with the output of every block below it."""
+    return with_outputs(markdown, outputs_of(markdown, name))
+
+
+def with_outputs(markdown: str, outputs: list[str]) -> str:
+    """The page with what is known to come out of each block."""
+    parts, end = [], 0
+    for found, output in zip(code_blocks(markdown), outputs, strict=True):
+        parts += [markdown[end : found.end()], textwrap.indent(output, found["indent"])]
+        end = found.end()
+    return "".join([*parts, markdown[end:]])
+
+
+def outputs_of(markdown: str, name: str = "page") -> list[str]:
+    """What each block prints and draws, as Markdown."""
     import matplotlib
     import matplotlib.pyplot as plt
 
     matplotlib.rcdefaults()  # a page does not inherit another's style
     plt.close("all")  # nor figures that somebody left open
     names: dict[str, Any] = {"__name__": f"docs.{name}"}
-    parts, end = [], 0
-    for number, found in enumerate(code_blocks(markdown), 1):
-        output = run_block(textwrap.dedent(found["code"]), names, f"{name}, block {number}")
-        parts += [markdown[end : found.end()], textwrap.indent(output, found["indent"])]
-        end = found.end()
-    return "".join([*parts, markdown[end:]])
+    return [
+        run_block(textwrap.dedent(found["code"]), names, f"{name}, block {number}")
+        for number, found in enumerate(code_blocks(markdown), 1)
+    ]
 
 
 def run_block(code: str, names: dict[str, Any], where: str) -> str:

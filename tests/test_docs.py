@@ -10,6 +10,7 @@ import pytest
 
 import bilax
 import bilax.sklearn
+from bilax.experiments.stored.pages import pages_from_results
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -68,6 +69,14 @@ def test_every_public_name_has_an_example():
     named |= {f"sklearn.{name}" for name in bilax.sklearn.__all__}
     assert named - set(examples) == set(), "these lack an example in docs/reference"
     assert set(examples) - named == set(), "these are not public any more"
+
+
+def test_the_page_of_claims_counts_what_held_and_what_is_open(tmp_path):
+    page = pages_from_results(ROOT / "results")["claims.md"]
+    counts = {word: page.count(f">{word}</span>") for word in ("yes", "no", "open")}
+    said = f"Of {sum(counts.values())} sentences that were checked {counts['yes']} held, {counts['no']} did not, and "
+    assert f"{said}{counts['open']} are open" in page
+    assert "Nothing is stored yet: `bilax reproduce figure-1`" in pages_from_results(tmp_path)["claims.md"]
 
 
 def links(text: str) -> set[str]:

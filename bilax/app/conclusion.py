@@ -7,6 +7,17 @@ import numpy as np
 from bilax.app.run_folder import RunRecord
 from bilax.run.solution import Status
 
+PURPOSES = {
+    "toy": "The paper's non-convex example, min x + x y such that y minimises −sin(x y)",
+    "convex": "The paper's convex example",
+    "cleaning": "A weight for every training example, some of which have wrong labels, so that a network trained with "
+    "these weights does well on clean ones",
+    "few-shot": "A representation from which new classes are learned by a few examples of each",
+    "quadratic": "A simulated quadratic, by mini-batches",
+    "logistic": "A penalty for each feature of a logistic regression, by mini-batches",
+    "linear-cleaning": "A weight for every training example, some of which have wrong labels, by mini-batches",
+}
+"""what the leader of each experiment is after"""
 STILL = 0.01
 """share of its whole change that F may still change in the last tenth of a run that has come to rest"""
 
@@ -20,18 +31,22 @@ def conclusion(record: RunRecord) -> list[str]:
 def solved(record: RunRecord) -> str:
     """What was asked."""
     config = record.config["config"]
-    what = config.get("experiment") or "A problem"
-    data = f" on {config['dataset']}" if config.get("dataset") else ""
-    steps = _curve(record, "upper").size
-    method = f" by {config['method']}" if config.get("method") else ""
+    name = config.get("experiment") or "a problem"
+    what = PURPOSES.get(name, name) if isinstance(name, str) else "A problem"
+    data = f" ({config['dataset']})" if config.get("dataset") else ""
+    steps = (record.result or {}).get("steps")
+    steps = steps if isinstance(steps, int) and 0 < steps < 1 << 53 else _curve(record, "upper").size
+    method = f" Method: {config['method']}," if config.get("method") else ""
     inner = f", {config['inner_steps']} follower steps in each" if config.get("inner_steps") else ""
-    return f"{what}{data}{method}: {steps:,} outer steps{inner}."
+    return f"{what}{data}.{method} {steps:,} outer steps{inner}."
 
 
 def quality(record: RunRecord) -> str:
     """How far F came, and what was measured."""
     upper = _curve(record, "upper")
-    said = f"The leader's objective went from {upper[0]:.4g} to {upper[-1]:.4g}. " if upper.size else ""
+    end = (record.result or {}).get("upper")
+    end = end if isinstance(end, float) else upper[-1] if upper.size else None
+    said = f"The leader's objective went from {upper[0]:.4g} to {end:.4g}. " if upper.size else ""
     measures = (record.result or {}).get("measures")
     numbers = measures if isinstance(measures, dict) else {}
     shown = [f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, float)]

@@ -5,6 +5,7 @@ import dataclasses
 import html
 import io
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +131,12 @@ def _part(records: Sequence[RunRecord]) -> list[str]:
 
 def _said(record: RunRecord, heading: str) -> str:
     title = f"<h3>{html.escape(heading)}</h3>" if heading else ""
-    return f"<div class=said>{title}{''.join(f'<p>{html.escape(s)}</p>' for s in conclusion(record))}</div>"
+    return f"<div class=said>{title}{''.join(f'<p>{_prose(s)}</p>' for s in conclusion(record))}</div>"
+
+
+def _prose(text: str) -> str:
+    """Escaped, with what is in backticks as code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
 def _pictures(record: RunRecord, named: bool) -> str:
@@ -191,7 +197,7 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float | int) and not isinstance(value, bool):
         return f"<td class=number>{_short(value)}</td>"
     failed = name == "status" and value in ("diverged", "non_finite", "linear_solve_failed")
-    return f"<td{' class=failed' if failed else ''}>{html.escape(str(value))}</td>"
+    return f"<td{' class=failed' if failed else ''}>{_prose(str(value))}</td>"
 
 
 def _short(value: float | int) -> str:

@@ -52,7 +52,13 @@ class Claim:
 
     paper: str
     here: str
-    held: bool
+    held: bool | None
+    """None where the numbers do not tell: the difference is smaller than what is not known of it"""
+
+    @property
+    def word(self) -> str:
+        """Whether it held: yes, no or open."""
+        return "open" if self.held is None else "yes" if self.held else "no"
 
 
 @dataclasses.dataclass
@@ -127,7 +133,8 @@ def show_claims(claims: Sequence[Claim], claimant: str) -> None:
     for name in (claimant, "here", "held"):
         table.add_column(name, ratio=None if name == "held" else 1)
     for claim in claims:
-        table.add_row(claim.paper, claim.here, Text("yes", "green") if claim.held else Text("no", "red"))
+        colour = {"yes": "green", "no": "red", "open": "yellow"}[claim.word]
+        table.add_row(claim.paper, claim.here, Text(claim.word, colour))
     console.print(table)
 
 

@@ -46,7 +46,8 @@ _MESSAGES = {
     Status.converged: "The run has settled: the leader's next step and the follower's residual are within tolerance.",
     Status.diverged: (
         "The follower or F grew without bound, or left the finite numbers. Make step_size smaller (below 2/L, L the "
-        "curvature of `lower` in y) or leave it out (step_size=None finds it), bound y with y_set, or use bilax.auto()."
+        "curvature of `lower` in y) or leave it out (step_size=None finds it); where x ran away, make the outer step "
+        "smaller; bound x and y with x_set and y_set, or use bilax.auto()."
     ),
     Status.non_finite: (
         "An objective or a gradient became NaN or infinite while the follower stayed finite. Make the outer "

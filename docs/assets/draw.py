@@ -84,52 +84,60 @@ def rules() -> None:
     save(figure, "rules.svg")
 
 
-ROOMS = [
-    ("problem", "Problem, sets, terms,\nchecks, precision", 0, 0),
-    ("follower", "dynamics, Newton, L-BFGS,\ntrajectory", 1, 0),
-    ("gradient", "derivative rules, φ,\ntasks", 2, 0),
-    ("methods", "Algorithm, recipes, auto,\nvalue function", 3, 0),
-    ("run", "solve, the loop, data,\ncheckpoints, callbacks", 4, 0),
-    ("trust", "certify, diagnose,\nsolve_global, proofs", 4, 1),
-    ("models, datasets", "networks, registry,\nepisodes", 1, 1),
-    ("app", "command line, report,\npictures", 2.4, 2),
-    ("experiments", "the paper, benches,\nthrough public names alone", 4, 2),
-]
+ROOMS = {
+    "problem": ("Problem, sets,\nterms, checks", 0, 0, BLUE),
+    "follower": ("dynamics,\ntrajectory", 1, 0, BLUE),
+    "gradient": ("derivative\nrules, φ, tasks", 2, 0, BLUE),
+    "methods": ("Algorithm,\nrecipes, auto", 3, 0, BLUE),
+    "run": ("solve, the loop,\ncheckpoints", 4, 0, BLUE),
+    "trust": ("certify, diagnose,\nsolve_global", 5, 0, BLUE),
+    "datasets, models": ("by name; layers,\nnetworks", 0, 1.15, GREY),
+    "sklearn": ("estimators", 1.6, 1.15, PINK),
+    "cleaning": ("clean_labels", 3.4, 1.15, RED),
+    "app": ("command line,\nreport, pictures", 5, 1.15, RED),
+    "experiments": ("the paper,\nbenches", 2.5, 2.05, PINK),
+}
+"""what is in each, its place and its colour"""
 
 
 def architecture() -> None:
     """The rooms of the package and which may import which, as tests/test_layout.py has it."""
-    figure, axis = plt.subplots(figsize=(9.2, 4.4))
+    figure, axis = plt.subplots(figsize=(9.2, 4.9))
     figure.subplots_adjust(0, 0, 1, 1)
-    axis.set(xlim=(-0.5, 4.5), ylim=(-0.62, 2.35))
+    axis.set(xlim=(-0.62, 5.62), ylim=(-1.05, 2.4))
     axis.axis("off")
-    place = {}
-    for name, text, column, row in ROOMS:
-        x, y = column, row
-        place[name] = (x, y)
-        colour = {"app": PINK, "experiments": PINK, "models, datasets": GREY, "trust": RED}.get(name, BLUE)
-        axis.add_patch(plt.Rectangle((x - 0.42, y - 0.28), 0.84, 0.56, fc="white", ec=colour, lw=1.6, zorder=2))
+    axis.add_patch(plt.Rectangle((-0.58, -0.4), 6.16, 0.93, fc="none", ec=BLUE, lw=0.9, ls=":"))
+    axis.text(5.5, 0.42, "the library", color=BLUE, ha="right", va="center", fontsize=8.5)
+    for name, (text, x, y, colour) in ROOMS.items():
+        axis.add_patch(plt.Rectangle((x - 0.44, y - 0.28), 0.88, 0.56, fc="white", ec=colour, lw=1.6, zorder=2))
         axis.text(x, y + 0.15, name, ha="center", va="center", weight="bold", color=colour, zorder=3)
-        axis.text(x, y - 0.08, text, ha="center", va="center", fontsize=7, zorder=3)
-    arrows = [("follower", "problem"), ("gradient", "follower"), ("methods", "gradient"), ("run", "methods")]
-    for one, other in arrows:
-        (x, y), (u, v) = place[one], place[other]
-        axis.annotate("", (u + 0.43, v), (x - 0.43, y), arrowprops={"arrowstyle": "->", "color": BLUE, "lw": 1.4})
-    for one, other, bend in (("trust", "run", 0), ("experiments", "app", 0), ("models, datasets", "problem", 0.12)):
-        (x, y), (u, v) = place[one], place[other]
-        start = (x - 0.43, y) if y == v or one.startswith("models") else (x, y - 0.29)
-        end = (u + 0.43, v) if y == v else (u + 0.2, v + 0.29) if one.startswith("models") else (u, v + 0.29)
-        style = {"arrowstyle": "->", "color": GREY, "lw": 1.4, "connectionstyle": f"arc3,rad={bend}"}
+        axis.text(x, y - 0.09, text, ha="center", va="center", fontsize=8.5, zorder=3)
+
+    def arrow(start, end, colour, line="-", bend=0.0):
+        style = {"arrowstyle": "->", "color": colour, "lw": 1.4, "ls": line, "connectionstyle": f"arc3,rad={bend}"}
         axis.annotate("", end, start, arrowprops=style)
-    axis.annotate("", (2.4, 0.42), (2.4, 1.71), arrowprops={"arrowstyle": "->", "color": PINK, "lw": 1.4})
-    axis.text(2.3, 1.25, "app may import all of the library", color=PINK, fontsize=7, va="center", ha="right")
+
+    for x in range(5):
+        arrow((x + 0.58, 0), (x + 0.42, 0), BLUE)
+    arrow((0, 0.9), (0, 0.26), GREY)
+    for name, end in (("cleaning", 0.53), ("app", 0.53)):
+        _, x, y, colour = ROOMS[name]
+        arrow((x, y - 0.25), (x, end), colour)
+    for name in ("sklearn", "experiments"):
+        _, x, y, colour = ROOMS[name]
+        arrow((x, y - 0.25), (x, 0.53), colour, "--")
+    arrow((2.92, 2.05), (5, 1.4), PINK, bend=-0.2)
+    arrow((2.08, 2.05), (1.6, 1.4), PINK, bend=0.2)
     axis.text(
-        -0.42,
-        -0.52,
-        "An arrow points to what is imported and reaches on to the left; `run` knows of methods the Algorithm\n"
-        "protocol alone, and trust may import the whole library. `files` (reading and writing) is below all.",
-        fontsize=7,
-        color=GREY,
+        -0.58,
+        -0.5,
+        "An arrow points to what may be imported; between rooms of the library it reaches on to the left, but what\n"
+        "is in run, solve aside, knows problem and the Algorithm protocol alone. Dashed: by the public names.\n"
+        "Rooms in orange and experiments may import datasets and models, sklearn may import problem;\n"
+        "files, which reads and writes, is below all.",
+        fontsize=8.5,
+        color="#555555",
+        va="top",
     )
     save(figure, "architecture.svg")
 

@@ -48,7 +48,8 @@ path = bilax.leader_path(trap, method, 0.5, 0.5, steps=200)
 bilax.landscape(trap, 0.5, 0.5, paths={"RHG": path}, resolution=200)
 
 # %% [markdown]
-# The path runs along the white curve, the follower's *local* minima, past the point where the black curve jumps down to y = −1.
+# The black curve, the follower's lowest minima, jumps down to y = −1. There the path leaves it and goes on along the white one, minima that
+# are only *local*.
 #
 # ## 3. The derivative is wrong
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Few-shot learning with your own pictures
 #
-# **In short.** Train a representation once on any classes you have many pictures of; it then learns *new* classes from a few pictures each, in
-# milliseconds. On the command line that is `bilax run few-shot` and `bilax adapt`; here is the same from Python, small enough for a page: trained on digits,
+# **In short.** Train a representation once on any classes you have many pictures of; it then learns *new* classes from a few pictures each, at
+# once. On the command line that is `bilax run few-shot` and `bilax adapt`; here is the same from Python, small enough for a page: trained on digits,
 # used on letters that it has never seen.
 #
 # The leader's x is a shared network, the follower's y one linear classifier per task. Each outer step draws some tasks (a few classes, a few examples

@@ -45,7 +45,7 @@ for name, solution in (("RHG", rhg), ("IAPTT-GM", iaptt)):
 
 # %% [markdown]
 # In the picture F is the colour and the follower's minima are the black curves. A solution lies on a black curve, as far into
-# the dark as possible. IAPTT-GM's start z (dashed) travels across the curves; RHG's y cannot leave its own.
+# the dark as possible. IAPTT-GM's start z (dashed, mostly below the solid line) travels across the curves; RHG's y stays near where it started.
 
 # %%
 resolution = 100 if quick else 400

@@ -100,8 +100,8 @@ print(f"F {value(solution.x):.5f}")
 # %% [markdown]
 # ## A million parameters
 #
-# What a rule must remember decides: `Reverse` keeps K states of the follower, `Reverse(checkpoint=True)` about 2√K, implicit and first-order
-# rules none. Measured for one hypergradient of a network of a million weights, as the compiler counts temporary memory:
+# What a rule must remember decides: `Reverse` keeps K states of the follower (a window shortens the sweep back and not what is kept),
+# `Reverse(checkpoint=True)` about 2√K, implicit and first-order rules none. Measured for one hypergradient of a network of a million weights, as the compiler counts temporary memory:
 
 # %%
 width = 64 if quick else 700

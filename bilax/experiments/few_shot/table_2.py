@@ -388,7 +388,7 @@ class Table2(Target):
                 wide = f"{label}, 64 filters"  # as published, where it was run
                 ours = found.get(wide, found.get(label))
                 if ours is not None:
-                    says = f"{title}: {label} has {known.accuracy} ({known.source})"
+                    says = f"{title}: {label} has {known.accuracy}, in another paper ({known.source})"
                     steps = rows[wide if wide in found else label][0]["steps"]
                     claims.append(Claim(says, f"{ours} after {steps} steps", ours.mean > known.accuracy - 2))
         return claims
@@ -421,7 +421,7 @@ def _ahead(says: str, one: str, two: str, found: dict[str, Accuracy]) -> Claim:
     first, second = found[one], found[two]
     lead, unsure = first.mean - second.mean, math.hypot(first.half, second.half)
     words = "" if abs(lead) > unsure else ": within the intervals"
-    return Claim(says, f"{one} {first}, {two} {second}{words}", lead > unsure)
+    return Claim(says, f"{one} {first}, {two} {second}{words}", lead > 0 if abs(lead) > unsure else None)
 
 
 def _stem(cell: Cell, *more: str) -> str:
