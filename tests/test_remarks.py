@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilax
-from bilax.methods.auto_remarks import on_bounds, solved_anew
+from bilax.methods.auto_remarks import nudged, on_bounds, solved_anew
 from bilax.methods.solved_follower import SolvedFollower
 
 
@@ -76,3 +76,25 @@ def test_an_answer_that_the_lower_minimum_does_not_grant_is_too_good():
     assert said is not None
     assert said.too_good
     assert "lower one in f" in said.words
+
+
+def ended_with(y, upper, lower):
+    history = bilax.History(*[np.asarray([3.0])] * 6)
+    return bilax.Solution(
+        x=np.asarray(0.1), y=y, z=y, upper=upper, lower=lower, residual=0.0, k_bar=0,
+        status=bilax.Status.converged, steps=1, history=history,
+    )  # fmt: skip
+
+
+def test_a_follower_that_rests_on_a_saddle_falls_when_it_is_nudged():
+    """f = (a − 1)² + (b² − 1)² has a saddle at (1, 0) and minima at (1, ±1); F likes the saddle."""
+    problem = bilax.Problem(lambda x, y: 1 + y[1] ** 2, lambda x, y: (y[0] - 1) ** 2 + (y[1] ** 2 - 1) ** 2)
+    method = bilax.Method(200, bilax.LBFGS(), derivative=bilax.Implicit(), start="warm", follower_tolerance=1e-9)
+    algorithm = SolvedFollower(method, None)
+    said = nudged(problem, algorithm, ended_with(np.asarray([1.0, 0.0]), 1.0, 1.0), ())
+    assert said is not None
+    assert said.too_good
+    assert "is a saddle of f" in said.words
+    assert "F = 2 and" in said.words
+    assert "(here F = 1, f = 1)" in said.words
+    assert nudged(problem, algorithm, ended_with(np.asarray([1.0, 1.0]), 2.0, 0.0), ()) is None

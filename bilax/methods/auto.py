@@ -118,7 +118,7 @@ class Auto(eqx.Module):
         else:
             reasons.append(
                 f"{'The follower is large' if size > DENSE else 'The time was up'}: it is solved from y0 and goes on "
-                "from its last answer as x moves; other minima are not looked for."
+                "from its last answer as x moves; other minima are looked for at the end alone."
             )
         if not _has_leader_in_flat_faces(problem, x0):
             reasons.append("X is empty or has a curved boundary: the leader moves by Adam with rate 0.05.")

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import PyTree
 
 from bilax.methods.solved_follower import SolvedFollower
@@ -15,6 +16,8 @@ from bilax.problem.sets import Box, Each, NonNegative, Product, Reals, Set, boun
 
 FLAT = 1e-4
 """slope at a bound, beside all that the run gained, below which more room is worth nothing"""
+NUDGE = 1e-3
+"""how far the follower is moved from where a run ended, beside its size"""
 NAMED = 3
 """leader variables that are named; of more the number is told"""
 
@@ -67,22 +70,62 @@ def solved_anew(
 
     A run follows one minimum from x to x. With several, solving again from y0 may well end in another.
     """
-    x = jax.tree.map(jnp.asarray, eqx.filter(solution.x, eqx.is_inexact_array))
-    upper, lower = (float(number) for number in _solve(problem, algorithm, x, y0, data))
-    gained = float(solution.history.upper[0]) - float(solution.upper) if len(solution.history.upper) else 0.0
-    if abs(upper - float(solution.upper)) <= 0.01 * abs(gained) + 1e-6 * abs(upper):
+    found = _elsewhere(problem, algorithm, solution, y0, data)
+    if found is None:
         return None
-    too_good = upper > float(solution.upper) and lower < float(solution.lower) - 1e-6 * abs(lower)
+    too_good = found.upper > float(solution.upper) and found.lower
     meant = (
         "That minimum is the lower one in f, so the F claimed here is better than the follower's best answer grants. "
         if too_good
         else ""
     )
     return Anew(
-        f"Solved anew from y0 at the final x, the follower ends in another minimum, with F = {upper:.6g} and "
-        f"f = {lower:.6g} (here F = {float(solution.upper):.6g}, f = {float(solution.lower):.6g}). {meant}F is that of "
-        "solution.y: take solution.y as it is, for solving or training again with this x may end at a worse F.",
-        too_good,
+        f"Solved anew from y0 at the final x, the follower ends in another minimum, with {found.words}. {meant}F is "
+        "that of solution.y: take solution.y as it is, for solving or training again with this x may end at a worse F.",
+        bool(too_good),
+    )
+
+
+def nudged(problem: Problem, algorithm: SolvedFollower, solution: Any, data: tuple[Any, ...]) -> Anew | None:
+    """Whether the follower falls to another F once it is moved a little; None where it does not.
+
+    A leader that gains by it drives the follower to where its minimum ends, and a solver may rest on the saddle there.
+    """
+    y = jax.tree.map(jnp.asarray, eqx.filter(solution.y, eqx.is_inexact_array))
+    draw, size = np.random.default_rng(0), optax.tree.norm(y) / np.sqrt(optax.tree.size(y))
+    start = jax.tree.map(lambda leaf: leaf + (NUDGE * size * draw.standard_normal(leaf.shape)).astype(leaf.dtype), y)
+    found = _elsewhere(problem, algorithm, solution, start, data)
+    if found is None or not found.lower:
+        return None
+    return Anew(
+        "Moved by a thousandth of its size from where the run ended and solved again, the follower falls, to "
+        f"{found.words}: solution.y is a saddle of f, or hardly a minimum, to which the leader was drawn because F is "
+        "better there than a follower grants. Going on from there, with y0 = solution.y, often leads further; where "
+        "x will be used with followers that are solved anew, let each outer step do so: start='fixed' in a "
+        "bilax.Method of your own.",
+        found.upper > float(solution.upper),
+    )
+
+
+class _Elsewhere(NamedTuple):
+    words: str
+    upper: float
+    lower: bool
+    """whether f is lower there"""
+
+
+def _elsewhere(
+    problem: Problem, algorithm: SolvedFollower, solution: Any, start: PyTree, data: tuple[Any, ...]
+) -> _Elsewhere | None:
+    """Where the follower ends from this start at the final x; None if F is the same there."""
+    x = jax.tree.map(jnp.asarray, eqx.filter(solution.x, eqx.is_inexact_array))
+    upper, lower = (float(number) for number in _solve(problem, algorithm, x, start, data))
+    gained = float(solution.history.upper[0]) - float(solution.upper) if len(solution.history.upper) else 0.0
+    if abs(upper - float(solution.upper)) <= 0.01 * abs(gained) + 1e-6 * abs(upper):
+        return None
+    here = f"F = {float(solution.upper):.6g}, f = {float(solution.lower):.6g}"
+    return _Elsewhere(
+        f"F = {upper:.6g} and f = {lower:.6g} (here {here})", upper, lower < float(solution.lower) - 1e-6 * abs(lower)
     )
 
 

@@ -55,9 +55,10 @@ _MESSAGES = {
     ),
     Status.linear_solve_failed: (
         "The linear system of the implicit gradient was not solved to its tolerance: the follower is not strongly "
-        "convex there, or single precision does not reach so far. Use bilax.auto(), which computes in double "
-        "precision, or set jax.config.update('jax_enable_x64', True); give Implicit more max_steps, or accept a "
-        "truncated solve with tolerance=None; where the follower is not convex, use iaptt_gm."
+        "convex there, as networks never are, or single precision does not reach so far. For a network accept a "
+        "truncated solve, Implicit(tolerance=None); else use bilax.auto(), which computes in double precision, or set "
+        "jax.config.update('jax_enable_x64', True); give Implicit more max_steps; where the follower is not convex, "
+        "use iaptt_gm."
     ),
     Status.stopped_by_callback: "A callback ended the run.",
     Status.time_limit: (
@@ -67,8 +68,9 @@ _MESSAGES = {
     Status.interrupted: "Ctrl-C ended the run; resume=True goes on from here if it was being saved.",
     Status.doubtful: (
         "Where the run ended the follower is not at its minimum (a lower one was found, its residual is large, y lies "
-        "outside of Y) or has no single one, so F there is not one that it grants: give it more steps or a smaller "
-        "follower_tolerance, use bilax.solve_global, or look at `solution.plan`."
+        "outside of Y) or has no single one, so F there is not one that it grants. What `auto` found stands in "
+        "`solution.plan`; with other methods give the follower more steps or a smaller follower_tolerance. With up to "
+        "six variables bilax.solve_global finds the answer."
     ),
     Status.terminated: "SIGTERM ended the run after it was saved; resume=True goes on from here.",
 }

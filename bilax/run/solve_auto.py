@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from bilax.gradient.implicit import DENSE
 from bilax.methods.auto import Auto
-from bilax.methods.auto_remarks import on_bounds, solved_anew
+from bilax.methods.auto_remarks import nudged, on_bounds, solved_anew
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.joined_tasks import all_tasks
 from bilax.problem.minibatches import Draws, of_start
@@ -115,9 +115,7 @@ def solve_by_itself(method: Auto, given: Setting) -> Solution:
                 "there from one minimum of the follower to another, or its minimum is too flat to be found. Try other "
                 "starts of x and y and compare, or give f a term that holds y, such as a penalty on its square."
             )
-        # What a run that is not to be trusted met on its way is no advice.
-        trusted = not solution.ended.failed and solution.ended is not Status.doubtful
-        if isinstance(algorithm, SolvedFollower) and not given.many and trusted:
+        if isinstance(algorithm, SolvedFollower) and not given.many and not solution.ended.failed:
             solution, plan = _with_remarks(plan, problem, algorithm, solution, y0, data)
     double_x, double_y = (precise and double for double in given.doubles)
     return dataclasses.replace(
@@ -133,7 +131,8 @@ def _with_remarks(
     plan: Any, problem: Problem, algorithm: SolvedFollower, solution: Solution, y0: PyTree, data: tuple[Any, ...]
 ) -> tuple[Solution, Any]:
     """The solution, and the plan with what is worth knowing of the end; doubtful, if its F is too good to be true."""
-    remarks = [on_bounds(problem, solution)]
+    # What a run that is not to be trusted met on its way is no advice.
+    remarks = [on_bounds(problem, solution)] if solution.ended is not Status.doubtful else []
     # Of smaller followers several minima were looked for.
     one = jax.tree.map(lambda leaf: leaf[0], y0) if algorithm.tasks else y0
     if optax.tree.size(one) > DENSE:
@@ -142,9 +141,11 @@ def _with_remarks(
                 "There was no time to solve the follower anew from y0 at the end: whether that ends elsewhere, with "
                 "another F, is not known."
             )
-        elif anew := solved_anew(problem, algorithm, solution, y0, data):
-            remarks.append(anew.words)
-            if anew.too_good and solution.ended is Status.converged:
+        else:
+            found = [solved_anew(problem, algorithm, solution, y0, data)]
+            found += [] if algorithm.tasks else [nudged(problem, algorithm, solution, data)]
+            remarks += [one.words for one in found if one]
+            if any(one.too_good for one in found if one) and solution.ended is Status.converged:
                 solution = dataclasses.replace(solution, status=Status.doubtful)
     for remark in filter(None, remarks):
         plan = plan.and_then(remark)
