@@ -14,6 +14,7 @@ from bilax.app.show import save_json
 from bilax.experiments.peers import orders, side_by_side, steps_by_bilax
 from bilax.experiments.peers.cases import CASES
 from bilax.experiments.stored import stale
+from bilax.files import DataError
 
 
 def line(case="toy-40", peer="higher", times=2.0):
@@ -84,6 +85,18 @@ def test_peers_that_were_measured_with_the_present_code_are_not_measured_again(t
     old = line(peer="BOAT") | {"code": {"run": "other"}}
     left = side_by_side.Peers(out=tmp_path)._left([made, old], "toy-40", case)
     assert left == [peer for peer in case.peers if peer != "higher"]
+
+
+def test_a_case_whose_data_are_not_here_is_left_out(tmp_path, monkeypatch, capsys):
+    def missing(seed):
+        raise DataError("no such pictures")
+
+    monkeypatch.setattr(side_by_side, "torch_environment", lambda cache: (Path(sys.executable), {}))
+    monkeypatch.setattr(side_by_side, "CASES", {"cleaning-ptt": CASES["cleaning-ptt"]._replace(make=missing)})
+    assert side_by_side.Peers(out=tmp_path).compute()["lines"] == []
+    assert "cleaning-ptt is left out, for its data are not here: no such pictures" in capsys.readouterr().out
+    with pytest.raises(DataError):
+        side_by_side.Peers(out=tmp_path, only="cleaning-ptt").compute()
 
 
 def test_the_code_of_a_room_changes_with_what_it_does_alone(tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ from bilax.app.versions import changed_rooms, code_of
 from bilax.experiments.peers import orders
 from bilax.experiments.peers.cases import CASES, Case
 from bilax.experiments.peers.implicit import environment
+from bilax.files import DataError
 
 TORCH = ("torch==2.13.0", "numpy==2.4.6", "matplotlib==3.11.2", "optree==0.20.0", "graphviz==0.21", "tqdm==4.70.1")
 """PyTorch, and what the peers below import; first, so that none of them brings another build of it"""
@@ -129,7 +130,14 @@ class Peers(Target):
         with steps(len(cases), "peers") as advance:
             for name, case in cases.items():
                 advance(case.title)
-                for line in self._case(name, case, python, missing, self._left(results["lines"], name, case)):
+                try:
+                    lines = self._case(name, case, python, missing, self._left(results["lines"], name, case))
+                except DataError as error:
+                    if self.only is not None:
+                        raise
+                    console.print(f"{name} is left out, for its data are not here: {str(error).splitlines()[0]}")
+                    continue
+                for line in lines:
                     results["lines"] = with_line(results["lines"], line | {"code": code, "cores": self.cores})
                     save_json(self.path, dataclasses.replace(self, only=None, peer=None), results)
         return results
