@@ -15,7 +15,7 @@ import scipy.optimize
 
 import bilax
 from bilax.methods.indifferent_follower import flat_where_it_matters, variation
-from bilax.methods.solved_follower import SolvedFollower
+from bilax.methods.solved_follower import Search, SolvedFollower
 
 COSTS = np.asarray([1.0, 1.5, 2.0, 4.0])
 
@@ -506,3 +506,13 @@ def test_a_leader_that_no_step_helps_though_its_slope_says_so_is_doubtful():
     solution = bilax.solve(problem, bilax.auto(), 0.0, 0.0)
     assert solution.status is bilax.Status.doubtful
     assert "no step lowers F" in str(solution.plan)
+
+
+@pytest.mark.parametrize(("gained", "varied", "stuck"), [(0.0, 1e-2, False), (0.0, 1e-3, True), (1e-2, 0.0, False)])
+def test_a_run_that_begins_at_the_answer_is_not_doubtful(gained, varied, stuck):
+    """It gains nothing, and its slope is not quite zero: what that promises is measured by what F varies by."""
+    numbers = {"failures": 3, "promised": 6e-7, "gained": gained, "varied": varied}
+    unknown = Search(*[jnp.zeros(())] * len(Search._fields))
+    method = bilax.Method(10, bilax.LBFGS(), derivative=bilax.Implicit(), start="warm")
+    search = unknown._replace(**{name: jnp.asarray(number) for name, number in numbers.items()})
+    assert SolvedFollower(method, None)._stuck(search) == stuck

@@ -29,7 +29,8 @@ leader may else creep for ever"""
 REFITS = 3
 """how often in a row, at one point, a follower that took all its steps without arriving goes on from where it is"""
 STUCK = 1e-4
-"""share of all that was gained which a step promises, and no length of it gives, where the end is doubtful"""
+"""share of all that was gained, or that F varies by next to the end, which a step promises, and no length of it gives,
+where the end is doubtful. A run that begins where it ends has gained nothing, and its slope is not quite zero"""
 HALVING = 20
 """evaluations after which the better half of the starts goes on alone; the next half after twice as many"""
 
@@ -77,6 +78,8 @@ class Search(NamedTuple):
     """lines in a row on which nothing descended"""
     promised: Array
     """what a step was to gain where the first of these lines began; 0 if F was then met at a kink"""
+    varied: Array
+    """how much F differed from here at most on these lines"""
     refits: Array
     gained: Array
     mark: Array
@@ -186,7 +189,7 @@ class SolvedFollower(eqx.Module):
         here = here._replace(x=x, y=y, value=here.value + jnp.inf, solved=jnp.ones_like(here.solved))
         zero, count, flat = jnp.zeros_like(here.value), jnp.zeros((), int), ravel_pytree(x)[0]
         numbers = zero, jnp.zeros_like(flat), zero, zero, zero, count, no_pairs(self.memory, flat), zero, count, count
-        return Search(here, here, *numbers, zero, count, zero, zero, count, jnp.asarray(True), jnp.asarray(False))
+        return Search(here, here, *numbers, zero, zero, count, zero, zero, count, jnp.asarray(True), jnp.asarray(False))
 
     def _without_the_lost(self, searches: Search, fresh: Array) -> Search:
         """Where the follower takes all its steps and does not arrive, one start is enough to see how far one gets."""
@@ -200,7 +203,7 @@ class SolvedFollower(eqx.Module):
 
     def _stuck(self, search: Search) -> Array:
         """Whether nothing descended though F's slope promises a good deal: it is not the slope of what is followed."""
-        return (search.failures > 0) & (search.promised > STUCK * search.gained)
+        return (search.failures > 0) & (search.promised > STUCK * jnp.maximum(search.gained, search.varied))
 
     def _refit(self, search: Search) -> Search:
         """The same point once more, the follower going on from where it is.
@@ -228,7 +231,9 @@ class SolvedFollower(eqx.Module):
         far = slope_there >= 0.9 * promise
         better = enough & ((search.taken == 0) | (trial.value <= search.best.value))
         low, high = jnp.where(enough, length, search.low), jnp.where(enough, search.high, length)
+        differs = jnp.where(jnp.isfinite(trial.value - here.value), jnp.abs(trial.value - here.value), 0)
         search = search._replace(
+            varied=jnp.maximum(search.varied, differs),
             best=choose(better, trial, search.best),
             taken=jnp.where(better, length, search.taken),
             low=low,
@@ -260,6 +265,7 @@ class SolvedFollower(eqx.Module):
             alpha=jnp.where(moved, spectral(step, change, search.alpha), search.alpha / 16),
             failures=jnp.where(moved, 0, search.failures + 1),
             refits=jnp.where(moved, 0, search.refits),
+            varied=jnp.where(moved, 0, search.varied),
             gained=search.gained + search.here.value - after.value,
         )
 
