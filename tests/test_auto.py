@@ -512,7 +512,8 @@ def test_a_leader_that_no_step_helps_though_its_slope_says_so_is_doubtful():
 def test_a_run_that_begins_at_the_answer_is_not_doubtful(gained, varied, stuck):
     """It gains nothing, and its slope is not quite zero: what that promises is measured by what F varies by."""
     numbers = {"failures": 3, "promised": 6e-7, "gained": gained, "varied": varied}
-    unknown = Search(*[jnp.zeros(())] * len(Search._fields))
+    nothing: Any = [jnp.zeros(())] * len(Search._fields)
+    unknown = Search(*nothing)
     method = bilax.Method(10, bilax.LBFGS(), derivative=bilax.Implicit(), start="warm")
     search = unknown._replace(**{name: jnp.asarray(number) for name, number in numbers.items()})
     assert SolvedFollower(method, None)._stuck(search) == stuck
