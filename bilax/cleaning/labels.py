@@ -29,6 +29,8 @@ TOGETHER = "all together"
 """the pool of the candidates, which is taken where there are trusted rows to weigh them by"""
 RIDGES = (200.0, 20.0, 2.0, 0.5)
 """penalties of which the best is where the leader begins; from strong to weak, for each solution starts the next"""
+ROUNDS = 3
+"""of the T that suits the models, and of the models that suit T, before hypergradients see to both together"""
 FEW = 5
 """trusted rows of a class below which they are called few"""
 
@@ -350,16 +352,21 @@ class _Stages(NamedTuple):
     def best_ridge(self, x: Leader, rows: Rows) -> tuple[Leader, PyTree]:
         """The leader's start with the best penalty of a coarse grid: far off the follower is stiff and each evaluation
         slow, and the leader's few steps do not always lead from there to the best."""
-        models = self.start(linear)
-        best = np.inf, x, models
+        best = np.inf, x, self.start(linear)
+        models = best[2]
         for ridge in RIDGES:
             tried = x._replace(ridge=jnp.asarray(np.log(ridge), jnp.float32))
             value, models = solved(tried, models, rows)
             if not value < best[0]:  # F falls and then rises, and the weaker the penalty, the longer it takes
                 break
             best = value, tried, models
-            x = tried._replace(flips=better_flips(tried, models, rows))
-        return best[1]._replace(flips=x.flips), best[2]
+        for _ in range(ROUNDS):
+            tried = best[1]._replace(flips=better_flips(*best[1:], rows))
+            value, models = solved(tried, best[2], rows)
+            if not value < best[0]:
+                break
+            best = value, tried, models
+        return best[1:]
 
     def unseen(self, models: PyTree, rows: Rows, places: Int[np.ndarray, "folds b"]) -> Float[np.ndarray, "rows c"]:
         """The logits of all rows, trusted ones first, each by its fold's model."""

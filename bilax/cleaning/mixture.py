@@ -153,7 +153,7 @@ TOLERANCE = 0.03
 """of the leader: what is left to gain is then a thousandth of what was gained, and less than chance in so few rows"""
 
 
-def tune(x0: Leader, y0: PyTree, rows: Rows, steps: int = 10) -> tuple[Leader, PyTree]:
+def tune(x0: Leader, y0: PyTree, rows: Rows, steps: int = 15) -> tuple[Leader, PyTree]:
     """The bilevel problem solved: L-BFGS for the follower, its implicit derivative, and L-BFGS for the leader."""
     method = SolvedFollower(SOLVED, None, tolerance=TOLERANCE)
     found = solve(Problem(upper, lower), method, x0, y0, data=(rows,), steps=steps)
