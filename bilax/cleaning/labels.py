@@ -360,7 +360,8 @@ class _Stages(NamedTuple):
             if not value < best[0]:  # F falls and then rises, and the weaker the penalty, the longer it takes
                 break
             best = value, tried, models
-        for _ in range(ROUNDS):
+        noisy = bool(((rows.counted > 0) & ~rows.trusted).any())
+        for _ in range(ROUNDS if noisy else 0):  # else T plays no part
             tried = best[1]._replace(flips=better_flips(*best[1:], rows))
             value, models = solved(tried, best[2], rows)
             if not value < best[0]:
@@ -432,10 +433,8 @@ def _spread(labels: np.ndarray, kind: np.ndarray, count: int, random: np.random.
 
 
 def better_flips(x: Leader, models: PyTree, rows: Rows) -> Float[Array, "c c"]:
-    """The logits of T at which F is least for these models: hypergradients need many steps for what EM does at once."""
+    """The logits of T at which F is least for these models, by EM: hypergradients need many steps for it."""
     noisy = np.asarray((rows.counted > 0) & ~rows.trusted)
-    if not noisy.any():
-        return x.flips
     probabilities = _softmax(unseen_logits(models, rows)[noisy], axis=1)
     found = estimate_transition(probabilities, np.asarray(rows.labels)[noisy], _softmax(np.asarray(x.flips), axis=1))
     return first_guess(found).flips
