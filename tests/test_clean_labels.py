@@ -1,5 +1,6 @@
 """`bilax.clean_labels`: the bilevel problem against NumPy, wrong labels found, and what is said of doubtful data."""
 
+import collections
 import csv
 import dataclasses
 
@@ -14,13 +15,18 @@ import bilax
 from bilax.cleaning import mixture
 from bilax.cleaning.baselines import confident_classes, judge, weighted_auc
 from bilax.cleaning.fitting import fit, make_models, unseen_logits
-from bilax.cleaning.networks import Linear, convnet, linear
+from bilax.cleaning.labels import better_flips
+from bilax.cleaning.networks import Linear, convnet, linear, mlp
 from bilax.cleaning.pooling import believed_transition, estimate_transition, one_rate, pool, posterior
 from bilax.datasets.labelled import Labelled
 from bilax.experiments.cleaning import bench
 from bilax.experiments.cleaning.clean import Clean
 from bilax.experiments.cleaning.page import page
 from bilax.files import read_arrays
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+events: collections.Counter[str] = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: events.update([event]))
 
 
 def blobs(n=150, m=12, share=0.3, classes=3, seed=0):
@@ -38,6 +44,46 @@ def blobs(n=150, m=12, share=0.3, classes=3, seed=0):
 def cleaned():
     inputs, labels, truth, trusted = blobs()
     return bilax.clean_labels(inputs, labels, trusted), labels, truth
+
+
+def some_rows(folds=3, length=4, c=3):
+    random = np.random.default_rng(0)
+    inputs, labels = random.normal(size=(folds, length, 2)), random.integers(0, c, (folds, length))
+    trusted, counted = random.random((folds, length)) < 0.4, np.ones((folds, length))
+    counted[-1, -1] = 0
+    return mixture.Rows(*map(jnp.asarray, (inputs, labels, trusted, counted, True)))
+
+
+def test_empty_places_change_nothing():
+    rows = some_rows()
+    padded = rows.each(lambda leaf: jnp.concatenate([leaf, jnp.ones_like(leaf)], axis=1))
+    padded = padded._replace(counted=jnp.concatenate([rows.counted, jnp.zeros_like(rows.counted)], axis=1))
+    x = mixture.first_guess(np.full((3, 3), 0.1) + 0.7 * np.eye(3))
+    models = jax.tree.map(lambda leaf: leaf + 0.3, make_models(linear, jax.random.key(0), (2,), 3, 3))
+    few, many = ((mixture.lower(x, models, r) * r.labels.size, mixture.upper(x, models, r)) for r in (rows, padded))
+    np.testing.assert_allclose(few, many, rtol=1e-6)
+    np.testing.assert_allclose(better_flips(x, models, rows), better_flips(x, models, padded), rtol=1e-6)
+    nets = make_models(mlp, jax.random.key(0), (2,), 3, 3)
+    few, many = (fit(x, nets, r, jax.random.key(1), 1, 8) for r in (rows, padded))
+    for one, other in zip(*(jax.tree.leaves(eqx.filter(n, eqx.is_array)) for n in (few, many)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_data_of_nearly_the_same_size_compile_nothing(cleaned):
+    inputs, labels, _, trusted = blobs(n=147, m=14, seed=1)
+    before = events[COMPILED]
+    bilax.clean_labels(inputs, labels, trusted)
+    assert events[COMPILED] == before
+
+
+def test_frequencies_of_mistakes_begin_where_the_leader_likes_them_best():
+    rows = some_rows(length=30)
+    models = jax.tree.map(lambda leaf: leaf + 0.3 * jnp.arange(3), make_models(linear, jax.random.key(0), (2,), 3, 3))
+    x = mixture.first_guess(np.full((3, 3), 0.1) + 0.7 * np.eye(3))
+    found = x._replace(flips=better_flips(x, models, rows))
+    slope = jax.grad(lambda flips: mixture.upper(found._replace(flips=flips), models, rows))(found.flips)
+    assert jnp.abs(slope).max() < 0.1 * jnp.abs(jax.grad(mixture.upper)(x, models, rows).flips).max()
+    assert mixture.upper(found, models, rows) < mixture.upper(x, models, rows)
 
 
 def test_the_lower_objective_is_the_likelihood_of_what_other_folds_show():
@@ -149,13 +195,26 @@ def test_a_pool_follows_the_candidate_that_sees():
     assert (rest.argmax(1) == truth[20:]).mean() > 0.99
     np.testing.assert_allclose(sure.sum(1), 1)
 
-    # By hand: the mean negative log likelihood at the pool is less than at either candidate.
+    # By hand: the negative log likelihood at the pool is less than at either candidate.
     def cost(p, q):
-        return -np.mean(np.log(p[np.arange(20), truth[:20]])) - np.mean(
+        return -np.sum(np.log(p[np.arange(20), truth[:20]])) - np.sum(
             np.log(np.sum(q * found[:, labels[20:]].T, axis=1))
         )
 
     assert cost(sure, rest) < min(cost(part[:20], part[20:]) for part in both)
+
+
+def test_a_few_trusted_rows_do_not_outweigh_all_others():
+    """Two candidates, of which the better happens to be wrong about the three trusted rows."""
+    random = np.random.default_rng(1)
+    truth = random.integers(0, 3, 603)
+    labels = np.where(random.random(603) < 0.3, (truth + 1) % 3, truth)
+    named = [np.where(random.random(603) < right, truth, (truth + 2) % 3) for right in (0.5, 0.9)]
+    named[0][:3], named[1][:3] = truth[:3], (truth[:3] + 2) % 3
+    both = np.stack([0.8 * np.eye(3)[one] + 0.2 / 3 for one in named])
+    t = 0.7 * np.eye(3) + 0.3 * np.roll(np.eye(3), 1, axis=1)
+    found = pool(both[:, :3], both[:, 3:], truth[:3], labels[3:], t)[1]
+    assert (found.argmax(1) == truth[3:]).mean() > 0.85
 
 
 def test_confident_learning_counts_a_row_where_its_probability_is_above_the_mean():

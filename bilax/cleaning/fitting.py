@@ -25,6 +25,7 @@ from bilax.cleaning.mixture import (
 from bilax.cleaning.networks import Linear
 from bilax.gradient.phi import approximate
 from bilax.problem.problem import Problem
+from bilax.problem.quick_jit import quick_jit
 
 SOLVABLE = 4_000_000
 """inputs of all rows together up to which a linear model is solved by L-BFGS"""
@@ -35,23 +36,26 @@ CHUNK = 8192
 def fit(x: Leader, models: PyTree, rows: Rows, key: Array, epochs: int = 10, batch: int = 512) -> PyTree:
     """The models of all folds at the leader's x, beginning at `models`."""
     if isinstance(models, Linear) and rows.inputs.size <= SOLVABLE:
-        return _solved(x, models, rows)
-    trusted, noisy = (np.flatnonzero(kind) for kind in _kinds(rows))
-    steps = int(np.clip(epochs * (len(trusted) + len(noisy)) // batch, 300, 20_000))
+        return solved(x, models, rows)[1]
+    counted, trusted = np.asarray(rows.counted).ravel() > 0, np.asarray(rows.trusted).ravel()
+    # Trusted rows first, then noisy ones, then empty places: how many there are of each is no matter of the program.
+    order = np.argsort(np.where(counted, np.where(trusted, 0, 1), 2), kind="stable")
+    counts = jnp.asarray([np.sum(counted & trusted), np.sum(counted & ~trusted)])
+    steps = jnp.asarray(int(np.clip(epochs * counted.sum() // batch, 300, 20_000)))
     arrays, rest = eqx.partition(models, eqx.is_inexact_array)
     rate = 5e-3 if isinstance(models, Linear) else 2e-3
-    fitted = _trained(x, arrays, rest, rows, jnp.asarray(trusted), jnp.asarray(noisy), key, steps, batch, rate)
-    return eqx.combine(fitted, rest)
+    return eqx.combine(_trained(x, arrays, rest, rows, jnp.asarray(order), counts, key, steps, batch, rate), rest)
 
 
-def _kinds(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    counted, trusted = np.asarray(rows.counted).ravel() > 0, np.asarray(rows.trusted).ravel()
-    return counted & trusted, counted & ~trusted
+def solved(x: Leader, models: PyTree, rows: Rows) -> tuple[Float[Array, ""], PyTree]:
+    """F at the models that L-BFGS ends at from `models`, and these."""
+    return _solved(x, models, rows)
 
 
-@eqx.filter_jit
-def _solved(x: Leader, models: PyTree, rows: Rows) -> PyTree:
-    return approximate(Problem(upper, lower), SOLVED)(x, models, rows)[1].y
+@quick_jit
+def _solved(x: Leader, models: PyTree, rows: Rows) -> tuple[Array, PyTree]:
+    value, info = approximate(Problem(upper, lower), SOLVED)(x, models, rows)
+    return value, info.y
 
 
 @eqx.filter_jit
@@ -60,56 +64,57 @@ def _trained(
     arrays: PyTree,
     rest: PyTree,
     rows: Rows,
-    trusted: Int[Array, " m"],
-    noisy: Int[Array, " n"],
+    order: Int[Array, " n"],
+    counts: Int[Array, "2"],
     key: Array,
-    steps: int,
+    steps: Int[Array, ""],
     batch: int,
     rate: float,
 ) -> PyTree:
     """Adam on batches of which half is drawn of the trusted rows, so that few of them are not lost among many."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    optimizer = optax.adam(lambda k: rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)))
     flat = flattened(rows)
     folds, length = rows.labels.shape
-    weight = jnp.exp(x.mix) * telling(x.flips)
     # Half of each kind; a kind that is missing leaves its half to the other.
-    sizes = (0, batch) if not len(trusted) else (batch, 0) if not len(noisy) else (batch // 2, batch - batch // 2)
+    half = jnp.where(counts[0] == 0, 0, jnp.where(counts[1] == 0, batch, batch // 2))
+    noisy = jnp.arange(batch) >= half
+    sizes = jnp.stack([half, batch - half])
+    each = counts / jnp.maximum(sizes, 1) * jnp.stack([jnp.ones(()), jnp.exp(x.mix) * telling(x.flips)])
+    scale = jnp.where(noisy, each[1], each[0])
 
-    def loss(arrays, chosen, scale):
+    def loss(arrays, chosen):
         few = flat.each(lambda leaf: leaf[chosen])
         evidence = log_evidence(x.flips, few.labels, few.trusted)
-        scale = scale * seen(few, chosen // length, folds)
+        seen_by = scale * seen(few, chosen // length, folds)
 
         def one(arrays, scale):
             model = eqx.combine(arrays, rest)
             return jnp.sum(scale * surprise(model(few.inputs), evidence)) + penalty(x, model)
 
-        return jnp.sum(jax.vmap(one)(arrays, scale)) / (len(trusted) + len(noisy))
+        return jnp.sum(jax.vmap(one)(arrays, seen_by)) / counts.sum()
 
-    each = len(trusted) / max(sizes[0], 1), weight * len(noisy) / max(sizes[1], 1)
-    scale = jnp.concatenate([jnp.full(*pair) for pair in zip(sizes, each, strict=True)])
-
-    def step(carry, key):
+    def step(k, carry):
         arrays, memory = carry
-        drawn = [draw for draw in zip(jax.random.split(key), (trusted, noisy), sizes, strict=True) if draw[2]]
-        chosen = jnp.concatenate([jax.random.choice(k, kind, (size,)) for k, kind, size in drawn])
-        updates, memory = optimizer.update(jax.grad(loss)(arrays, chosen, scale), memory)
-        return (optax.apply_updates(arrays, updates), memory), None
+        drawn = jax.random.randint(jax.random.fold_in(key, k), (batch,), 0, jnp.where(noisy, counts[1], counts[0]))
+        chosen = order[drawn + jnp.where(noisy, counts[0], 0)]
+        updates, memory = optimizer.update(jax.grad(loss)(arrays, chosen), memory)
+        return optax.apply_updates(arrays, updates), memory
 
-    return jax.lax.scan(step, (arrays, optimizer.init(arrays)), jax.random.split(key, steps))[0][0]
+    return jax.lax.fori_loop(0, steps, step, (arrays, optimizer.init(arrays)))[0]
 
 
 def unseen_logits(models: PyTree, rows: Rows) -> Float[np.ndarray, "folds b c"]:
     """The logits of each row by the model that has not seen it."""
-    found = []
-    for k in range(len(rows.labels)):
-        model = jax.tree.map(lambda leaf: leaf[k] if eqx.is_array(leaf) else leaf, models)  # noqa: B023
-        parts = [_logits(model, rows.inputs[k, i : i + CHUNK]) for i in range(0, rows.labels.shape[1], CHUNK)]
-        found.append(np.concatenate([np.asarray(part) for part in parts]))
-    return np.stack(found)
+    chunk = max(CHUNK // len(rows.labels), 1)
+    parts = [_logits(models, rows.inputs[:, i : i + chunk]) for i in range(0, rows.labels.shape[1], chunk)]
+    return np.concatenate([np.asarray(part) for part in parts], axis=1)
 
 
-_logits = eqx.filter_jit(lambda model, inputs: model(inputs))
+@eqx.filter_jit
+def _logits(models: PyTree, inputs: Array) -> Array:
+    arrays, rest = eqx.partition(models, eqx.is_inexact_array)
+    # One after the other: convolutions with a kernel for each fold are slow side by side.
+    return jax.lax.map(lambda own: eqx.combine(own[0], rest)(own[1]), (arrays, inputs))
 
 
 def mean_probabilities(models: PyTree, inputs: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "n c"]:

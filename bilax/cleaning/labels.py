@@ -15,8 +15,8 @@ from scipy.special import logsumexp
 from scipy.special import softmax as _softmax
 
 from bilax.cleaning.baselines import Judgement, flagged_by, judge, suspicion
-from bilax.cleaning.fitting import fit, make_models, mean_probabilities, unseen_logits
-from bilax.cleaning.mixture import Leader, Rows, first_guess, tune, upper
+from bilax.cleaning.fitting import fit, make_models, mean_probabilities, solved, unseen_logits
+from bilax.cleaning.mixture import Leader, Rows, first_guess, tune
 from bilax.cleaning.networks import MODELS, MakeModel, linear
 from bilax.cleaning.pooling import estimate_transition, pool, posterior
 from bilax.datasets.tables import columns_of, encoder
@@ -29,6 +29,8 @@ TOGETHER = "all together"
 """the pool of the candidates, which is taken where there are trusted rows to weigh them by"""
 RIDGES = (200.0, 20.0, 2.0, 0.5)
 """penalties of which the best is where the leader begins; from strong to weak, for each solution starts the next"""
+ROUNDS = 3
+"""of the T that suits the models, and of the models that suit T, before hypergradients see to both together"""
 FEW = 5
 """trusted rows of a class below which they are called few"""
 
@@ -325,7 +327,7 @@ class _Stages(NamedTuple):
     def run(self, name: str, before: dict[str, Candidate]) -> Candidate:
         """A candidate; those before it give the bilevel one its start."""
         rows, places = self.dealt()
-        few = rows if rows.labels.size <= TUNED + self.folds else self.dealt(TUNED)[0]
+        few = rows if len(self.data.labels) + len(self.data.trusted_labels) <= TUNED else self.dealt(TUNED)[0]
         see = {"trusted alone": _only_trusted, "confident learning": _only_noisy, "bilevel": lambda rows: rows}[name]
         guess = self.first_transition(before)
         # Where T plays no part it begins where its prior is flat, so that the leader looks at the penalty alone.
@@ -350,12 +352,22 @@ class _Stages(NamedTuple):
     def best_ridge(self, x: Leader, rows: Rows) -> tuple[Leader, PyTree]:
         """The leader's start with the best penalty of a coarse grid: far off the follower is stiff and each evaluation
         slow, and the leader's few steps do not always lead from there to the best."""
-        models, found = self.start(linear), []
+        best = np.inf, x, self.start(linear)
+        models = best[2]
         for ridge in RIDGES:
             tried = x._replace(ridge=jnp.asarray(np.log(ridge), jnp.float32))
-            models = fit(tried, models, rows, self.key, self.epochs, self.batch)
-            found.append((float(upper(tried, models, rows)), tried, models))
-        return min(found, key=lambda one: one[0])[1:]
+            value, models = solved(tried, models, rows)
+            if not value < best[0]:  # F falls and then rises, and the weaker the penalty, the longer it takes
+                break
+            best = value, tried, models
+        noisy = bool(((rows.counted > 0) & ~rows.trusted).any())
+        for _ in range(ROUNDS if noisy else 0):  # else T plays no part
+            tried = best[1]._replace(flips=better_flips(*best[1:], rows))
+            value, models = solved(tried, best[2], rows)
+            if not value < best[0]:
+                break
+            best = value, tried, models
+        return best[1:]
 
     def unseen(self, models: PyTree, rows: Rows, places: Int[np.ndarray, "folds b"]) -> Float[np.ndarray, "rows c"]:
         """The logits of all rows, trusted ones first, each by its fold's model."""
@@ -379,7 +391,7 @@ class _Stages(NamedTuple):
         order = np.concatenate(
             [_spread(labels, kind, count, random) for kind, count in zip(kinds, _counts(m, n, most), strict=True)]
         )
-        length = -(-len(order) // self.folds)
+        length = room(-(-len(order) // self.folds))
         places = np.zeros(length * self.folds, int)
         places[: len(order)] = order
         counted = (np.arange(len(places)) < len(order)).reshape(length, self.folds).T
@@ -399,6 +411,13 @@ class _Stages(NamedTuple):
         return rows, places
 
 
+def room(length: int) -> int:
+    """Places for so many rows: a sixteenth more at the most (or seven), so that data of nearly equal size share their
+    programs, which take longer to compile than to run."""
+    step = max(8, 2 ** (length.bit_length() - 5))
+    return -(-length // step) * step
+
+
 def _counts(m: int, n: int, most: int | None) -> tuple[int, int]:
     """How many trusted and noisy rows are taken: all, or `most`, a third of them trusted if there are so many."""
     if most is None or m + n <= most:
@@ -411,6 +430,14 @@ def _spread(labels: np.ndarray, kind: np.ndarray, count: int, random: np.random.
     """`count` of the rows `kind` in an order that deals each class evenly."""
     drawn = random.permutation(kind)[:count]
     return drawn[np.argsort(labels[drawn], kind="stable")]
+
+
+def better_flips(x: Leader, models: PyTree, rows: Rows) -> Float[Array, "c c"]:
+    """The logits of T at which F is least for these models, by EM: hypergradients need many steps for it."""
+    noisy = np.asarray((rows.counted > 0) & ~rows.trusted)
+    probabilities = _softmax(unseen_logits(models, rows)[noisy], axis=1)
+    found = estimate_transition(probabilities, np.asarray(rows.labels)[noisy], _softmax(np.asarray(x.flips), axis=1))
+    return first_guess(found).flips
 
 
 def _only_trusted(rows: Rows) -> Rows:

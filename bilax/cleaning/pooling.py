@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 LEAST = 1e-6
 """a probability that a model may give at the least, so that one of them alone cannot rule a class out"""
 SPREAD = 5.0
-"""standard deviation of the prior of the exponents, told by as much as one trusted row tells"""
+"""standard deviation of the prior of the exponents"""
 MOST = 3.0
 """an exponent at the most"""
 ROUNDS = 4
@@ -28,9 +28,10 @@ def pool(
 ) -> tuple[Float[np.ndarray, "m c"], Float[np.ndarray, "n c"], Float[np.ndarray, "c c"]]:
     """The logarithmic pool of k candidates, p(c) ∝ Π_k p_k(c)^w_k, and T.
 
-    The exponents w minimise what the leader of `bilax.cleaning.mixture` does: the mean of −log p over trusted rows and
-    that of −log Σ_c p(c) T[c, label] over noisy ones, all by models that have not seen them, with T as
-    `estimate_transition` finds it. The last candidate is where they begin.
+    The exponents w make all rows most likely: the sum of −log p over trusted rows and of −log Σ_c p(c) T[c, label] over
+    noisy ones, all by models that have not seen them, with T as `estimate_transition` finds it. Each row counts once,
+    not each mean as for the leader: a dozen trusted rows would then decide by chance. The last candidate is where they
+    begin.
     """
     logs = [np.log(np.maximum(part, LEAST)) for part in (trusted, noisy)]
     first = np.eye(len(noisy))[-1]
@@ -41,9 +42,9 @@ def pool(
         evidence = np.log(np.maximum(transition, 1e-30)).T[labels]
 
         def loss(w, evidence=evidence):
-            told = np.mean(_pooled(w, logs[0])[rows, truth])
-            seen = np.mean(np.asarray(logsumexp(_pooled(w, logs[1]) + evidence, axis=1)))
-            return np.sum((w - first) ** 2) / (2 * SPREAD**2 * len(truth)) - told - seen
+            told = np.sum(_pooled(w, logs[0])[rows, truth])
+            seen = np.sum(np.asarray(logsumexp(_pooled(w, logs[1]) + evidence, axis=1)))
+            return (np.sum((w - first) ** 2) / (2 * SPREAD**2) - told - seen) / (len(truth) + len(labels))
 
         exponents = minimize(loss, exponents, method="L-BFGS-B", bounds=[(0, MOST)] * len(noisy)).x
     pools = [np.exp(_pooled(exponents, part)) for part in logs]
