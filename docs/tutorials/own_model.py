@@ -154,12 +154,15 @@ print(f"F {trained.upper:.4f}, log penalties {trained.x}")
 print(trained.plan)
 
 # %% [markdown]
-# F is lower than after a hundred steps. Of a large network one start alone is followed. Before you believe it, go on once more, `bilax.solve(problem, bilax.auto(), trained.x,
-# trained.y)`, and compare with the best single penalty from the same start.
+# F is lower than after a hundred steps. Before you believe it, go on once more, `bilax.solve(problem, bilax.auto(), trained.x,
+# trained.y)`; begin at other x0, for the leader has local minima of its own, and of a network of more than 400 weights `auto` follows
+# one start alone; and look at data that F has not seen, for many leader variables over-fit the validation data ([how
+# sure](../how-sure.md)). With `auto`, `history.upper[0]` is the best of its first starts and not F at x0.
 
 # %% [markdown]
 # ## What to watch
 #
+# - **Classes**: `optax.softmax_cross_entropy_with_integer_labels(apply(y, u), labels).mean()` is PyTorch's `cross_entropy`.
 # - **Random parts** (dropout): put a key among the data, `data=lambda step, key: (key,)`, and use it in the objective.
 # - **Batch normalisation**: a function has no state. Take the statistics of the batch, or freeze them (`module.eval()` in PyTorch).
 # - **Which parameters are the leader's?** x may be a module, too: a shared network as x and its last layer as y is how few-shot
