@@ -161,6 +161,7 @@ class SolvedFollower(eqx.Module):
                 evaluations=jnp.zeros_like(search.evaluations),
                 failures=jnp.zeros_like(search.failures),
                 refits=jnp.zeros_like(search.refits),
+                varied=jnp.zeros_like(search.varied),
                 fresh=jnp.asarray(True),
                 done=jnp.asarray(False),
             )
