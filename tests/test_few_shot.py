@@ -1046,31 +1046,32 @@ def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, mon
         Table2(methods=methods, columns=columns, out=tmp_path, runs=tmp_path, **options).compute()
         return len(asked)
 
-    # Three choices, three seeds.
-    assert run("IAPTT-GM") == 6
-    assert [config.feature_scale for config in asked] == [0.4, 1, 2.5, 2.5, 2.5, 2.5]
-    assert [config.outer_steps for config in asked[2:]] == [250, 2500, 2500, 2500]
+    # Four choices, three seeds.
+    assert run("IAPTT-GM") == 7
+    assert [config.feature_scale for config in asked] == [0.4, 1, 2.5, 6.25, 2.5, 2.5, 2.5]
+    assert [config.outer_steps for config in asked[3:]] == [250, 2500, 2500, 2500]
     assert {config.seed for config in asked} == {(0,), (1,), (2,)}
     assert all(config.distortions and config.schedule == "cosine" and config.clip == 2 for config in asked)
-    assert len({config.out for config in asked}) == 6
-    assert run("IAPTT-GM") == 6
+    assert len({config.out for config in asked}) == 7
+    assert run("IAPTT-GM") == 7
     # Those of its kind take what it chose, also for more shots; others choose for themselves.
-    assert run("RHG", columns=("cifar-fs-5-5",)) == 7
+    assert run("RHG", columns=("cifar-fs-5-5",)) == 12
+    assert run("BDA", columns=("cifar-fs-5-5",)) == 13
     assert asked[-1].feature_scale == 2.5
-    assert run("MAML", columns=("cifar-fs-5-5",)) == 11
-    assert [config.step_size for config in asked[-4:-1]] == [0.01, 0.05, 0.2]
+    assert run("MAML", columns=("cifar-fs-5-5",)) == 18
+    assert [config.step_size for config in asked[-5:-1]] == [0.01, 0.05, 0.2, 0.8]
     table = Table2(out=tmp_path, runs=tmp_path, redraw=True)
     results = table.stored()
     assert {name: {label: len(runs) for label, runs in rows.items()} for name, rows in results["cells"].items()} == {
         "cifar-fs-5-1": {"IAPTT-GM": 3},
-        "cifar-fs-5-5": {"RHG": 1, "MAML": 1},
+        "cifar-fs-5-5": {"BDA": 1, "RHG": 1, "MAML": 1},
     }
-    assert table.left() == len(table.plan()) - 5
-    assert len(asked) == 11
+    assert table.left() == len(table.plan()) - 6
+    assert len(asked) == 18
     status = "terminated"
     with pytest.raises(SystemExit) as ended:
         run("Proto Net")
-    assert (ended.value.code, len(asked)) == (143, 12)
+    assert (ended.value.code, len(asked)) == (143, 19)
     assert "the same command goes on" in capsys.readouterr().out
     for columns, message in ((("cifar-fs",), "must be such as"), (("mnist-5-1",), "no data set mnist")):
         with pytest.raises(SystemExit):

@@ -165,3 +165,12 @@ def test_a_large_follower_by_a_first_order_method_takes_four_times_its_parameter
     assert memory is not None
     taken = memory.argument_size_in_bytes - given + memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert taken <= 4 * 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(network))
+
+
+@same_xla
+def test_what_pooling_chose_is_not_found_anew_by_everything_that_needs_it():
+    network, pictures = ConvNet4(3, 8, jax.random.key(0)), jnp.ones((10, 16, 16, 3), jnp.float32)
+    program = jax.jit(jax.grad(lambda network: jnp.sum(network(pictures) ** 2))).lower(network).compile()
+    text = program.as_text()
+    assert text is not None
+    assert text.count("direction=GT") <= 51  # without a loop around the choice 225

@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -90,9 +91,9 @@ def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
     return jnp.stack([a + outer, (b - c) / 2, outer + d], axis=1)
 
 
-def _in_parts(x: Pictures, copies: int) -> Float[Array, "parts _ _ _ _"]:
+def _in_parts(x: Float[Array, "n ..."], copies: int, limit: int = PART_BYTES) -> Float[Array, "parts _ ..."]:
     """Few pictures at a time, so that `copies` of them stay in cache."""
-    count = most_within(PART_BYTES, len(x), copies * x[0].size * x.dtype.itemsize)
+    count = most_within(limit, len(x), copies * x[0].size * x.dtype.itemsize)
     return x.reshape(-1, count, *x.shape[1:])
 
 
@@ -225,7 +226,7 @@ def max_pool(x: Pictures) -> Pictures:
     odd_rows, odd_columns = unpooled(x)
     rows, columns = min(2, height), min(2, width)
     whole = x[:, : height - odd_rows, : width - odd_columns]
-    return _largest(whole.reshape(count, height // rows, rows, width // columns, columns, channels))
+    return _choose(whole.reshape(count, height // rows, rows, width // columns, columns, channels))[0]
 
 
 def unpooled(x: Pictures) -> Less:
@@ -235,23 +236,31 @@ def unpooled(x: Pictures) -> Less:
 
 
 # The derivative of max looks for where the input equals the output. Once compiled, the two may be computed apart and
-# differ in the last bit, and then the gradient is lost. Here it goes to the place that was chosen, in one pass.
+# differ in the last bit, and then the gradient is lost. Here it goes to the place that was chosen.
 @jax.custom_jvp
-def _largest(blocks: Float[Array, "n h a w b c"]) -> Pictures:
-    return _choose(blocks)[0]
+def _choose(blocks: Float[Array, "n h a w b c"]) -> tuple[Pictures, Integer[Array, "n h w c"]]:
+    """The largest of each block and its place, the first of equals."""
+    return jax.lax.platform_dependent(blocks, cpu=_choose_in_parts, default=_choose_at_once)
 
 
-@_largest.defjvp
-def _largest_tangent(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Pictures, Pictures]:
+@_choose.defjvp
+def _choose_tangent(primals: tuple[Array], tangents: tuple[Array]) -> Any:
     (blocks,), (slope,) = primals, tangents
     largest, place = _choose(blocks)
     rows, columns = blocks.shape[2], blocks.shape[4]
     places = jnp.arange(rows * columns, dtype=place.dtype).reshape(rows, 1, columns, 1)
-    return largest, jnp.sum(jnp.where(place[:, :, None, :, None] == places, slope, 0), (2, 4))
+    chosen = jnp.sum(jnp.where(place[:, :, None, :, None] == places, slope, 0), (2, 4))
+    return (largest, place), (chosen, np.zeros(place.shape, jax.dtypes.float0))
 
 
-def _choose(blocks: Float[Array, "n h a w b c"]) -> tuple[Pictures, Integer[Array, "n h w c"]]:
-    """The largest of each block and its place, the first of equals."""
+def _choose_in_parts(blocks: Float[Array, "n h a w b c"]) -> tuple[Pictures, Integer[Array, "n h w c"]]:
+    # In a loop, which takes at least two rounds where it can: XLA would choose anew in everything that needs the place,
+    # with all that leads to it.
+    parts = _in_parts(blocks, 1, min(PART_BYTES, blocks.nbytes // 2))
+    return jax.tree.map(lambda found: found.reshape(-1, *found.shape[2:]), jax.lax.map(_choose_at_once, parts))
+
+
+def _choose_at_once(blocks: Float[Array, "n h a w b c"]) -> tuple[Pictures, Integer[Array, "n h w c"]]:
     rows, columns = blocks.shape[2], blocks.shape[4]
     first, *others = (blocks[:, :, i, :, j] for i in range(rows) for j in range(columns))
     largest, place = first, jnp.zeros(first.shape, jnp.uint8)

@@ -125,12 +125,13 @@ class Choice(NamedTuple):
 
 
 CHOICES = {
-    "linear": Choice("IAPTT-GM", "feature_scale", (0.4, 1.0, 2.5)),
-    "whole": Choice("MAML", "step_size", (0.01, 0.05, 0.2)),
-    "prototypes": Choice("Proto Net", "feature_scale", (0.1, 0.3, 1.0)),
+    "truncated": Choice("IAPTT-GM", "feature_scale", (0.4, 1.0, 2.5, 6.25)),
+    "linear": Choice("RHG", "feature_scale", (0.4, 1.0, 2.5, 6.25)),
+    "whole": Choice("MAML", "step_size", (0.01, 0.05, 0.2, 0.8)),
+    "prototypes": Choice("Proto Net", "feature_scale", (0.03, 0.1, 0.3, 1.0)),
 }
-"""What is chosen, by three runs of a tenth of the steps each; how far a step goes is what decides in each kind."""
-KIND = {"protonet": "prototypes", "relation-net": None, "ridge": None} | dict.fromkeys(
+"""What is chosen, by four runs of a tenth of the steps each; how far a step goes is what decides in each kind."""
+KIND = {"iaptt-gm": "truncated", "protonet": "prototypes", "relation-net": None, "ridge": None} | dict.fromkeys(
     [*WHOLE, "meta-sgd", "maml-pp"], "whole"
 )
 """The kind of a method; linear, where it does not say. None: nothing is chosen."""
@@ -187,7 +188,7 @@ class Table2(Target):
 
     All methods of a column take the same number of outer steps, with Adam's rate falling to zero and gradients cut to
     the same length; what did best in validation is tested. How far a step goes is chosen before, on the validation
-    classes, by IAPTT-GM, MAML and Proto Net each for its kind. Runs that are stored are read, and one that was broken
+    classes, by IAPTT-GM, RHG, MAML and Proto Net for their kinds. Runs that are stored are read, and one that was broken
     off goes on, so the command can be given again; all take some eight hours of one core. Other columns, such as
     mini-imagenet-5-1, where you have the data. --quick takes a few steps on scikit-learn's digits.
     """

@@ -113,11 +113,11 @@ def _few_shot_case(kind: str, side: int, channels: int, filters: int, network="C
     method, steps, rate = ("ANIL with PTT", 10, 0.1) if kind == "heads" else ("MAML", 5, 0.01)
     title = f"{method}, {network}, {side} × {side} × {channels}, {filters} filters, 4 tasks"
     make = functools.partial(_few_shot, kind, network, side, channels, filters)
-    settings: Any = {"ours": 8, "network": network, "peers": (*EVERY_PEER, "learn2learn"), **more}
+    settings: Any = {"ours": 16, "network": network, "peers": (*EVERY_PEER, "learn2learn"), **more}
     return Case(title, kind, steps, rate, ("adam", 1e-3), kind == "heads", 2000, make, **settings)
 
 
-FEW: Any = {"peers": ("PyTorch", "higher"), "ours": 4}
+FEW: Any = {"peers": ("PyTorch", "higher"), "ours": 8}
 """for what takes long: the rival, and the way of the paper's authors"""
 
 CASES = {
@@ -131,7 +131,7 @@ CASES = {
     "maml-omniglot": _few_shot_case("networks", 28, 1, 64),
     "maml-cifar-fs": _few_shot_case("networks", 32, 3, 64, **FEW),
     "anil-resnet": _few_shot_case("heads", 32, 3, 16, "ResNet12", **FEW),
-    "maml-resnet": _few_shot_case("networks", 32, 3, 16, "ResNet12", **FEW | {"ours": 1}),
+    "maml-resnet": _few_shot_case("networks", 32, 3, 16, "ResNet12", **FEW),
     "large-100": _large_case(100, False),
     "large-100-checkpoints": _large_case(100, True),
     "large-1000": _large_case(1000, False),
