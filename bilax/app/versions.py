@@ -9,6 +9,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent
 LIBRARY = ("problem", "follower", "gradient", "methods", "run")
 """what every experiment computes by"""
+BESIDES = {"experiments/cleaning": ("cleaning",), "experiments/few_shot": ("models",)}
+"""what the experiments of a folder compute by, too"""
 
 
 @functools.cache
@@ -27,8 +29,8 @@ def code_of(rooms: Iterable[str]) -> dict[str, str]:
 
 def rooms_of(module: str) -> tuple[str, ...]:
     """What numbers of an experiment depend on: the library, and the folder of the module that makes them."""
-    parts = module.split(".")[1:-1] if module.startswith("bilax.") else []
-    return (*LIBRARY, "/".join(parts)) if parts else LIBRARY
+    folder = "/".join(module.split(".")[1:-1]) if module.startswith("bilax.") else ""
+    return (*LIBRARY, folder, *BESIDES.get(folder, ())) if folder else LIBRARY
 
 
 def changed_rooms(code: dict[str, str]) -> list[str]:

@@ -157,6 +157,7 @@ class CleanBench(Target):
     only: Annotated[tuple[str, ...], Arg(help="these data sets alone; all that are here by default")] = ()
 
     name: ClassVar[str] = "benchmarks/clean"
+    free: ClassVar[tuple[str, ...]] = ("redraw", "seeds", "trusted", "only")
     claimant: ClassVar[str] = "what is to hold"
     in_cells: ClassVar[bool] = True
 
