@@ -31,6 +31,8 @@ RIDGES = (200.0, 20.0, 2.0, 0.5)
 """penalties of which the best is where the leader begins; from strong to weak, for each solution starts the next"""
 ROUNDS = 3
 """of the T that suits the models, and of the models that suit T, before hypergradients see to both together"""
+CLEARLY = 2
+"""standard errors by which another candidate must be better than ours to be recommended"""
 FEW = 5
 """trusted rows of a class below which they are called few"""
 
@@ -506,7 +508,7 @@ def _together(data: _Data, candidates: dict[str, Candidate]) -> Candidate:
 def _conclude(data: _Data, candidates: dict[str, Candidate], seed: int) -> CleanedLabels:
     """The last candidate is taken, unless another is clearly better."""
     ours, table = list(candidates)[-1], _judged(data, candidates, seed)
-    better = [name for name, judged in table.items() if judged.behind < -1]
+    better = [name for name, judged in table.items() if judged.behind < -CLEARLY]
     recommended = max(better, key=lambda name: table[name].auc) if better else ours
     chosen = candidates[recommended]
     likely = posterior(chosen.noisy, chosen.transition, data.labels)
@@ -580,7 +582,7 @@ def _notes(
         )
     if recommended == ours:
         notes.append(
-            f'By held-out trusted rows no candidate is better than "{ours}" by more than a standard error (AUC '
+            f'By held-out trusted rows no candidate is clearly better than "{ours}" (AUC '
             f"{table[ours].auc:.3f} ± {table[ours].error:.3f})."
         )
     else:

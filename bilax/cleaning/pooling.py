@@ -7,7 +7,7 @@ from scipy.special import logsumexp
 
 LEAST = 1e-6
 """a probability that a model may give at the least, so that one of them alone cannot rule a class out"""
-SPREAD = 5.0
+SPREAD = 2.0
 """standard deviation of the prior of the exponents"""
 MOST = 3.0
 """an exponent at the most"""
