@@ -27,7 +27,7 @@ Less = tuple[int, int]
 PART_BYTES = 4 << 20
 """of what is made of the pictures that are convolved at a time"""
 THIN = 8
-"""With fewer channels, whole neighbourhoods are small enough to be copied."""
+"""With fewer channels, rows side by side are small enough to be copied, and so are whole neighbourhoods."""
 WIDE = 48
 """With so many channels, fewer products are worth the sums that they take."""
 
@@ -59,15 +59,16 @@ def convolve_on_cpu(x: Pictures, kernel: Array, less: Less = (0, 0)) -> Pictures
 
 def _convolve(x: Pictures, kernel: Array, less: Less) -> Pictures:
     side, _, channels, filters = kernel.shape
-    # XLA would swap a picture with a kernel that is larger, and then be slow.
-    if channels < THIN or x.shape[1] * x.shape[2] < side**2:
-        weights = kernel.reshape(-1, filters)
-        found = jax.lax.map(lambda few: _patches(few, side, less) @ weights, _in_parts(x, side**2))
-    elif channels >= WIDE and side == 3:
+    if x.shape[1] * x.shape[2] < side**2:
+        # XLA would swap a picture with a kernel that is larger, and then be slow.
+        return _patches(x, side, less) @ kernel.reshape(-1, filters)
+    if channels < THIN:
+        columns = kernel.swapaxes(0, 1).reshape(1, side, -1, filters)
+        return convolve(_rows_moved(x, side, less[0]), columns, (0, less[1]))
+    if channels >= WIDE and side == 3:
         found = jax.lax.map(lambda few: _convolve_tiles(few, kernel, less), _in_parts(x, 4))
-    else:
-        return convolve(x, kernel, less)
-    return found.reshape(len(x), *found.shape[2:])
+        return found.reshape(len(x), *found.shape[2:])
+    return convolve(x, kernel, less)
 
 
 def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
@@ -79,13 +80,13 @@ def _kernel_slope(x: Pictures, slope: Pictures, side: int) -> Array:
 
     def add(totals, part):
         few, slopes = part
-        products = _tiles_products(few, slopes) if tiled else [_patches_product(few, slopes, side)]
+        products = _tiles_products(few, slopes) if tiled else [_planes_product(few, slopes, side)]
         return [total + product for total, product in zip(totals, products, strict=True)], None
 
-    zeros = jnp.zeros((filters, (side if tiled else side**2) * channels), x.dtype)
-    totals, _ = jax.lax.scan(add, [zeros] * (4 if tiled else 1), parts)
+    shapes = [(filters, side * channels)] * 4 if tiled else [(side**2 * channels, filters)]
+    totals, _ = jax.lax.scan(add, [jnp.zeros(shape, x.dtype) for shape in shapes], parts)
     if not tiled:
-        return totals[0].T.reshape(side, side, channels, filters)
+        return totals[0].reshape(side, side, channels, filters)
     a, b, c, d = (total.T.reshape(side, channels, filters) for total in totals)
     outer = (b + c) / 2
     return jnp.stack([a + outer, (b - c) / 2, outer + d], axis=1)
@@ -170,8 +171,7 @@ def _tiles_products(x: Pictures, slope: Pictures) -> list[Float[Array, "filters 
     first, second = even[:, :, ::2], even[:, :, 1::2]
 
     def product(tile, slopes):
-        rows = _padded(tile, (3, 1), (x.shape[1] - height, 0))
-        moved = jnp.concatenate([rows[:, i : i + height] for i in range(3)], axis=-1)
+        moved = _rows_moved(tile, 3, x.shape[1] - height)
         return slopes.reshape(-1, filters).T @ moved.reshape(-1, moved.shape[-1])
 
     slopes = first, first + second, first - second, -second
@@ -186,9 +186,18 @@ def _tiles(x: Pictures, width: int) -> tuple[Pictures, Pictures, Pictures, Pictu
     return a - c, b + c, c - b, b - d
 
 
-def _patches_product(x: Pictures, slope: Pictures, side: int) -> Float[Array, "filters _"]:
-    patches = _patches(x, side, _less(x, slope))
-    return slope.reshape(-1, slope.shape[-1]).T @ patches.reshape(-1, patches.shape[-1])
+def _planes_product(x: Pictures, slope: Pictures, side: int) -> Float[Array, "_ filters"]:
+    # Channels first: rows of a picture are then copied whole, not a few channels at a time.
+    planes = jnp.moveaxis(_padded(x, (side, side), _less(x, slope)), -1, 0)
+    height, width = slope.shape[1:3]
+    moved = [planes[:, :, i : i + height, j : j + width] for i in range(side) for j in range(side)]
+    return jnp.concatenate(moved).reshape(side**2 * x.shape[-1], -1) @ slope.reshape(-1, slope.shape[-1])
+
+
+def _rows_moved(x: Pictures, side: int, fewer: int) -> Pictures:
+    """The rows that reach to each row of the output as its channels."""
+    rows, height = _padded(x, (side, 1), (fewer, 0)), x.shape[1] - fewer
+    return jnp.concatenate([rows[:, i : i + height] for i in range(side)], axis=-1)
 
 
 def _patches(x: Pictures, side: int, less: Less) -> Pictures:
