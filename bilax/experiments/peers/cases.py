@@ -35,10 +35,7 @@ class Case(NamedTuple):
     """the start and the data by a seed"""
     dtype: str = "float32"
     ours: int = 1
-    """outer steps in one sample of bilax"""
-    whole: bool = True
-    """whether such a sample is a call of `solve`; else a loop over the compiled gradient, for `solve` evaluates the
-    end too, which would be much beside a step or two"""
+    """outer steps in one sample of bilax, which is one call of `solve`"""
     checkpoint: bool = False
     """whether bilax keeps √K states and computes the others again"""
     network: str = "ConvNet4"
@@ -51,7 +48,7 @@ class Case(NamedTuple):
 
     def order(self) -> dict[str, Any]:
         """What the processes are told."""
-        told = ("kind", "inner_steps", "step_size", "optimizer", "worst", "whole", "checkpoint", "network")
+        told = ("kind", "inner_steps", "step_size", "optimizer", "worst", "checkpoint", "network")
         return {name: getattr(self, name) for name in told}
 
 
@@ -61,7 +58,6 @@ def _toy(seed: int) -> Given:
 
 
 def _toy_case(inner_steps: int) -> Case:
-    """The whole run is one sample of ours, as it is one compiled call."""
     settings: Any = {"dtype": "float64", "ours": toy.OUTER_STEPS, "quick": inner_steps == 40, "checked": 20}
     title, outer = f"numerical example, K = {inner_steps}", ("sgd", 0.1)
     return Case(title, "toy", inner_steps, toy.STEP_SIZE, outer, True, toy.OUTER_STEPS, _toy, **settings)
@@ -78,13 +74,13 @@ def _cleaning(examples: int, hidden: int, seed: int) -> Given:
 def _cleaning_case(worst: bool) -> Case:
     how = "PTT" if worst else "the full sweep"
     make = functools.partial(_cleaning, 5000, 300)
-    return Case(f"hyper-cleaning, {how}", "cleaning", 50, 0.03, ("adam", 0.01), worst, 3000, make, whole=False)
+    return Case(f"hyper-cleaning, {how}", "cleaning", 50, 0.03, ("adam", 0.01), worst, 3000, make, ours=4)
 
 
 def _large_case(inner_steps: int, checkpoint: bool) -> Case:
     """A network of 1,000,120 weights, 64 examples to learn from and 64 to judge by."""
     title = f"a follower of 10⁶ weights, K = {inner_steps}" + (", checkpoints" if checkpoint else "")
-    settings: Any = {"whole": False, "checkpoint": checkpoint, "peers": ("PyTorch", "higher")}
+    settings: Any = {"ours": max(4, 800 // inner_steps), "checkpoint": checkpoint, "peers": ("PyTorch", "higher")}
     make = functools.partial(_cleaning, 64, 1258)
     return Case(title, "cleaning", inner_steps, 0.03, ("adam", 0.01), False, 3000, make, **settings)
 

@@ -216,7 +216,7 @@ class Peers(Target):
                 for side, one in running.items():
                     took = orders.Seconds(**one.ask("run", steps=counts[side]))
                     # A call of `solve` takes a turn more than steps, to evaluate the end; the paper's runs are long.
-                    turns = counts[side] + int(side == "bilax" and case.whole)
+                    turns = counts[side] + int(side == "bilax")
                     seconds[side].append(orders.Seconds(*(part / turns for part in took)))
         return seconds
 

@@ -26,8 +26,7 @@ class Ours:
         self.method = recipe(order["inner_steps"], order["step_size"], derivative=rule)
         name, rate = order["optimizer"]
         self.optimizer = {"sgd": optax.sgd, "adam": optax.adam}[name](rate)
-        self.whole, self.last = order["whole"], (self.x, self.z)
-        self.step = jax.jit(self._step)
+        self.last = self.x, self.z
 
     def phi(self) -> Any:
         phi = bilax.approximate(self.problem, self.method)
@@ -39,7 +38,7 @@ class Ours:
         return x, z
 
     def run(self, steps: int) -> orders.Seconds:
-        return orders.seconds(lambda: jax.block_until_ready(self._solve(steps) if self.whole else self._loop(steps)))
+        return orders.seconds(lambda: jax.block_until_ready(self._solve(steps)))
 
     def end(self) -> tuple[np.ndarray, np.ndarray]:
         x, z = (orders.flat(jax.tree.leaves(part)) for part in self.last)
@@ -65,20 +64,6 @@ class Ours:
         found = bilax.solve(self.problem, self.method, self.x, self.z, **options)
         self.last = found.x, found.z
         return self.last
-
-    def _loop(self, steps: int) -> Any:
-        """As one may write it around φ; sets are for `solve`."""
-        point = self.x, self.z
-        memory = self.optimizer.init(point)
-        for _ in range(steps):
-            point, memory, _ = self.step(point, memory, self.data)
-        self.last = point
-        return point
-
-    def _step(self, point: Any, memory: Any, data: Any) -> Any:
-        slopes, info = jax.grad(self.phi(), (0, 1), has_aux=True)(*point, *data)
-        updates, memory = self.optimizer.update(slopes, memory, point)
-        return optax.apply_updates(point, updates), memory, (info.residual, info.k_bar)
 
 
 # What a kind needs is imported with it: what others do would count as what this one takes to start.
