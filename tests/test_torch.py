@@ -1,5 +1,6 @@
 """PyTorch modules as JAX functions: forward, gradient and Hessian-vector product as PyTorch has them."""
 
+import math
 import runpy
 import subprocess
 import sys
@@ -167,6 +168,28 @@ def as_we_have_it(apply, parameters, inputs, direction):
 
 def leaves_of(tensors):
     return [tensor.detach().numpy() for tensor in jax.tree.leaves(tensors)]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"kernel_size": 2}, (3, 2, 5, 6)),
+        ({"kernel_size": (3, 1)}, (2, 7, 4)),
+        ({"kernel_size": 5}, (2, 1, 11, 10)),
+        ({"kernel_size": 3, "stride": 2, "padding": 1}, (2, 2, 7, 7)),
+        ({"kernel_size": 2, "ceil_mode": True}, (2, 2, 5, 5)),
+    ],
+    ids=str,
+)
+def test_pooling_by_the_largest_is_that_of_pytorch_also_of_nan(options, shape):
+    module, x = nn.MaxPool2d(**options), torch.randn(*shape)
+    x.view(-1)[7] = math.nan
+    apply, parameters = bilax.from_torch(module)
+    np.testing.assert_array_equal(apply(parameters, jnp.asarray(x.numpy())), module(x))
+    x = torch.randn(*shape, requires_grad=True)
+    (slope,) = torch.autograd.grad(torch.sin(module(x)).sum(), x)
+    found = jax.grad(lambda x: jnp.sum(jnp.sin(apply(parameters, x))))(jnp.asarray(x.detach().numpy()))
+    np.testing.assert_allclose(found, slope, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)

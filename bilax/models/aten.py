@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from bilax.models.layers import max_pool
+
 Number = int | float
 Axes = int | Sequence[int] | None
 
@@ -211,6 +213,13 @@ def _max_pool(count: int) -> Callable[..., Array]:
     def pool(
         x: Array, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> Array:
+        sides = _pair(kernel, count)
+        apart = _pair(stride or kernel, count) == sides and _pair(dilation, count) == (1,) * count
+        if count == 2 and apart and math.prod(sides) <= 16 and not any(_pair(padding, count)) and not ceil_mode:
+            # The derivative of reduce_window took three quarters of a small network's time on a CPU.
+            last = jnp.moveaxis(x.reshape(-1, *x.shape[-3:]), 1, -1)
+            found = jnp.moveaxis(max_pool(last, *sides), -1, 1)
+            return found.reshape(*x.shape[:-2], *found.shape[2:])
         windows = _windows(x, kernel, stride, padding, dilation, ceil_mode, count)
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, **windows)
 

@@ -229,19 +229,19 @@ class Normalization(eqx.Module):
         return (x - mean) * (self.scale * jax.lax.rsqrt(variance + 1e-5)) + self.shift
 
 
-def max_pool(x: Pictures) -> Pictures:
-    """The largest of each 2 × 2 block; an odd last row or column is left out, and a single one stays as it is."""
+def max_pool(x: Pictures, rows: int = 2, columns: int = 2) -> Pictures:
+    """The largest of each block; rows and columns left over are left out, and a picture smaller than a block is one."""
     count, height, width, channels = x.shape
-    odd_rows, odd_columns = unpooled(x)
-    rows, columns = min(2, height), min(2, width)
+    odd_rows, odd_columns = unpooled(x, rows, columns)
+    rows, columns = min(rows, height), min(columns, width)
     whole = x[:, : height - odd_rows, : width - odd_columns]
     return _choose(whole.reshape(count, height // rows, rows, width // columns, columns, channels))[0]
 
 
-def unpooled(x: Pictures) -> Less:
+def unpooled(x: Pictures, rows: int = 2, columns: int = 2) -> Less:
     """How many last rows and columns `max_pool` leaves out."""
     height, width = x.shape[1:3]
-    return height % min(2, height), width % min(2, width)
+    return height % min(rows, height), width % min(columns, width)
 
 
 # The derivative of max looks for where the input equals the output. Once compiled, the two may be computed apart and
@@ -274,6 +274,6 @@ def _choose_at_once(blocks: Float[Array, "n h a w b c"]) -> tuple[Pictures, Inte
     first, *others = (blocks[:, :, i, :, j] for i in range(rows) for j in range(columns))
     largest, place = first, jnp.zeros(first.shape, jnp.uint8)
     for i, entry in enumerate(others, 1):
-        larger = entry > largest
+        larger = (entry > largest) | jnp.isnan(entry)  # and then nothing is larger than NaN
         largest, place = jnp.where(larger, entry, largest), jnp.where(larger, jnp.uint8(i), place)
     return largest, place
