@@ -56,7 +56,9 @@ def test_a_side_gives_the_gradient_of_the_numerical_example(tmp_path):
 def test_ratios_are_of_pairs_and_the_whole_run_counts_the_start():
     steps = CASES["toy-40"].outer_steps
     assert side_by_side.ratio(line(), "clock") == 2
-    assert side_by_side.value(line(), "bilax", "whole") == 10 + (steps - 1) * 2
+    # Ours evaluates its end, for which the others' loops have no turn.
+    assert side_by_side.value(line(), "bilax", "whole") == (10 - 2) + (steps - 1) * 2
+    assert side_by_side.value(line(), "theirs", "whole") == 20 + (steps - 1) * 4
 
 
 def test_lines_stay_in_the_order_of_the_cases_and_are_replaced():
