@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from bilax.app.data_command import data_arg
 from bilax.app.errors import plain_errors
-from bilax.app.show import Arg, Claim, Target, file_stem, plt, saved_figure, show_table
+from bilax.app.show import Arg, Claim, Target, file_stem, label_log, plt, saved_figure, show_table
 from bilax.experiments.few_shot.run import FewShot, stored_run
 
 METHODS = {"IAPTT-GM": "iaptt-gm", "IA-GM": "ia-gm", "z = 0": "rhg"}
@@ -104,6 +104,7 @@ class Truncation(Target):
             for axis in (above, below):
                 axis.set_xticks(places, [f"{point['value']:g}" for point in points])
             below.set(xlabel=line, yscale="log")
+            label_log(below.yaxis)
         axes[0, 0].set_ylabel("validation accuracy (%)")
         axes[1, 0].set_ylabel("mean k̄")
         axes[0, 0].legend(fontsize=7)

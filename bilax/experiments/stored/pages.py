@@ -109,7 +109,7 @@ def _claims(results: Path, name: str) -> str:
 def _figures(results: Path, name: str) -> str:
     if not _records(results, name):
         return ""
-    target = _target("reproduce", name, results)
+    target = _target("reproduce" if name in COMMANDS["reproduce"] else "compare", name, results)
     return f"{_pictures(results, name)}\n\n{_numbers(target, target.stored())}"
 
 
