@@ -118,6 +118,7 @@ def test_pooling_takes_the_largest_and_leaves_out_an_odd_edge():
     x = jnp.arange(15.0).reshape(1, 3, 5, 1)
     np.testing.assert_array_equal(max_pool(x)[0, :, :, 0], [[6.0, 8.0]])
     assert max_pool(x[:, :1, :1]).shape == (1, 1, 1, 1)
+    assert max_pool(jnp.zeros((0, 4, 4, 3))).shape == (0, 2, 2, 3)
     np.testing.assert_array_equal(max_pool(x[:, :1])[0, :, :, 0], [[1.0, 3.0]])
 
 

@@ -47,13 +47,9 @@ def fit(x: Leader, models: PyTree, rows: Rows, key: Array, epochs: int = 10, bat
     return eqx.combine(_trained(x, arrays, rest, rows, jnp.asarray(order), counts, key, steps, batch, rate), rest)
 
 
+@quick_jit
 def solved(x: Leader, models: PyTree, rows: Rows) -> tuple[Float[Array, ""], PyTree]:
     """F at the models that L-BFGS ends at from `models`, and these."""
-    return _solved(x, models, rows)
-
-
-@quick_jit
-def _solved(x: Leader, models: PyTree, rows: Rows) -> tuple[Array, PyTree]:
     value, info = approximate(Problem(upper, lower), SOLVED)(x, models, rows)
     return value, info.y
 

@@ -263,8 +263,10 @@ def _choose_tangent(primals: tuple[Array], tangents: tuple[Array]) -> Any:
 
 
 def _choose_in_parts(blocks: Float[Array, "n h a w b c"]) -> tuple[Pictures, Integer[Array, "n h w c"]]:
-    # In a loop, which takes at least two rounds where it can: XLA would choose anew in everything that needs the place,
-    # with all that leads to it.
+    if len(blocks) < 2:
+        return _choose_at_once(blocks)
+    # In a loop, which takes at least two rounds: XLA would choose anew in everything that needs the place, with all
+    # that leads to it.
     parts = _in_parts(blocks, 1, min(PART_BYTES, blocks.nbytes // 2))
     return jax.tree.map(lambda found: found.reshape(-1, *found.shape[2:]), jax.lax.map(_choose_at_once, parts))
 
