@@ -110,8 +110,10 @@ DATA: dict[str, dict[str, Any]] = {
     "cifar-fs": {"distortions": True},
 }
 """How the data are taken; the same for all methods."""
-STEPS = {"convnet4": {5: 2500, 20: 1500}, "resnet12": {5: 1000}}
-"""Outer steps of every method of a column, by the number of classes; 2,500 where it does not say."""
+STEPS = {"cifar-fs-5-1": 10_000, "omniglot-20-1": 1500, "cifar-fs-5-1-resnet12": 1000}
+"""Outer steps of every method of a column; 2,500 where it does not say."""
+TRIAL_STEPS = {20: 150}
+"""Outer steps of the runs that choose a setting, by the number of classes; 250 where it does not say."""
 QUERIES = {20: 5}
 """Queries of each class, if not 15, by the number of classes: 100 in a 20-way task, where 5-way ones have 75."""
 
@@ -130,7 +132,7 @@ CHOICES = {
     "whole": Choice("MAML", "step_size", (0.01, 0.05, 0.2, 0.8)),
     "prototypes": Choice("Proto Net", "feature_scale", (0.03, 0.1, 0.3, 1.0)),
 }
-"""What is chosen, by four runs of a tenth of the steps each; how far a step goes is what decides in each kind."""
+"""What is chosen, by four short runs each; how far a step goes is what decides in each kind."""
 KIND = {"iaptt-gm": "truncated", "protonet": "prototypes", "relation-net": None, "ridge": None} | dict.fromkeys(
     [*WHOLE, "meta-sgd", "maml-pp"], "whole"
 )
@@ -222,8 +224,8 @@ class Table2(Target):
     def config(self, cell: Cell, **changes: Any) -> FewShot:
         """The settings of one run; what is chosen on the validation classes is among `changes`."""
         column, label, seed = cell
-        steps = STEPS[column.backbone].get(column.way, 2500) * (2 if label.endswith("twice the steps") else 1)
-        sizes: dict[str, Any] = {"outer_steps": steps, "validate_every": 250, "test_tasks": 1000}
+        steps = STEPS.get(column.name, 2500) * (2 if label.endswith("twice the steps") else 1)
+        sizes: dict[str, Any] = {"outer_steps": steps, "validate_every": max(250, steps // 20), "test_tasks": 1000}
         if KIND.get(METHODS[label]["method"]) == "whole":
             sizes["inner_steps"] = 5  # as in MAML's experiments
         if self.quick:
@@ -285,7 +287,7 @@ class Table2(Target):
         for value in choice.among:
             trial = Cell(cell.column._replace(shots=1), choice.by, self.seed)
             config = self.config(trial, **{choice.setting: value})
-            steps = config.outer_steps // 10
+            steps = TRIAL_STEPS.get(trial.column.way, 250)
             out = self.runs / _stem(trial, "choice", f"{value:g}")
             config = dataclasses.replace(config, outer_steps=steps, validate_every=steps, test_tasks=20, out=out)
             title = f"{trial.label} with {choice.setting} = {value:g}, {trial.where}"
