@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
-from scipy import ndimage
 
 from bilax.datasets.classes import Classes
 from bilax.files import DataError
@@ -108,6 +107,8 @@ def distort(pictures: Float32[np.ndarray, "n h w c"], draw: np.random.Generator)
 
     def some(low: float, high: float, count: int) -> np.ndarray:
         return np.where(draw.random((n, count)) < 0.5, draw.uniform(low, high, (n, count)), (low + high) / 2)
+
+    from scipy import ndimage  # what nobody distorts need not load: it takes 14 MB
 
     angle, shear = some(-np.pi / 18, np.pi / 18, 1)[:, 0], some(-0.3, 0.3, 2)
     scale, shift = some(0.8, 1.2, 2), some(-2 / 28, 2 / 28, 2) * (height, width)
