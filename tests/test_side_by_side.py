@@ -118,6 +118,20 @@ def test_the_code_of_a_room_changes_with_what_it_does_alone(tmp_path, monkeypatc
     versions.code_hash.cache_clear()
 
 
+def test_what_numbers_depend_on_is_there_and_tables_that_show_them_are_not_among_it():
+    named = [room for rooms in versions.OWN.values() for room in rooms]
+    assert all((versions.PACKAGE / room).exists() for room in [*named, *side_by_side.MEASURED])
+    rooms = versions.rooms_of("bilax.experiments.few_shot.table_2")
+    assert "experiments/few_shot/run.py" in rooms
+    assert "experiments/few_shot" not in rooms
+
+
+def test_how_peers_were_measured_is_free_when_it_is_asked_what_is_left(tmp_path):
+    save_json(tmp_path / "benchmarks" / "peers.json", side_by_side.Peers(only="toy-40"), {"lines": []})
+    assert side_by_side.Peers(out=tmp_path).left() == 0
+    assert side_by_side.Peers(out=tmp_path, seed=1).left() == 1
+
+
 def test_stored_numbers_say_which_code_made_them_and_what_has_changed(tmp_path, capsys):
     save_json(tmp_path / "made.json", side_by_side.Peers(), {"lines": []})
     record = json.loads((tmp_path / "made.json").read_text())

@@ -118,7 +118,7 @@ class Target(abc.ABC):
 
     def left(self) -> int:
         """How many parts are not stored with these settings yet."""
-        return int(stored_results(self.path, self, ("redraw",)) is None)
+        return int(stored_results(self.path, self, self.free) is None)
 
     def figure_path(self, suffix: str = "") -> Path:
         """Where a figure of this target goes."""

@@ -9,8 +9,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent
 LIBRARY = ("problem", "follower", "gradient", "methods", "run")
 """what every experiment computes by"""
-BESIDES = {"experiments/cleaning": ("cleaning",), "experiments/few_shot": ("models",)}
-"""what the experiments of a folder compute by, too"""
+OWN = {
+    "experiments/cleaning": ("experiments/cleaning", "cleaning"),
+    "experiments/few_shot": ("experiments/few_shot/run.py", "experiments/few_shot/learners.py", "models"),
+}
+"""What the experiments of a folder compute by, where that is more than the folder, or less: not its tables."""
 
 
 @functools.cache
@@ -30,7 +33,7 @@ def code_of(rooms: Iterable[str]) -> dict[str, str]:
 def rooms_of(module: str) -> tuple[str, ...]:
     """What numbers of an experiment depend on: the library, and the folder of the module that makes them."""
     folder = "/".join(module.split(".")[1:-1]) if module.startswith("bilax.") else ""
-    return (*LIBRARY, folder, *BESIDES.get(folder, ())) if folder else LIBRARY
+    return (*LIBRARY, *OWN.get(folder, (folder,))) if folder else LIBRARY
 
 
 def changed_rooms(code: dict[str, str]) -> list[str]:

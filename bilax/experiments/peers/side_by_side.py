@@ -48,7 +48,9 @@ PEERS = {
 NO_CHOICE = "has no choice among the follower's iterates and no gradient in its start"
 KEEPS_ALL = "keeps all states of the follower, and has no checkpoints"
 MEASURED = ("problem", "follower", "gradient", "methods", "run", "models")
-MEASURED += tuple(f"experiments/peers/{one}.py" for one in ("steps_by_bilax", "steps_by_torch", "torch_problems"))
+MEASURED += tuple(
+    f"experiments/peers/{one}.py" for one in ("cases", "steps_by_bilax", "steps_by_torch", "torch_problems")
+)
 """the code that these numbers depend on"""
 MOST_BYTES = 12 << 30
 """that a side may take"""
