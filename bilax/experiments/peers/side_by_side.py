@@ -1,16 +1,20 @@
 """`bilax bench peers`: the same outer steps by bilax and by other libraries, in turn, each in a process of its own."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
 import math
 import os
+import queue
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -58,21 +62,40 @@ SAMPLE = 0.4
 """seconds that a peer's sample takes at the least, if the case's whole run is so long"""
 
 
-class Side:
-    """A process that takes orders on so many cores."""
+BROKEN_OFF = threading.Event()
+"""whether no more processes are to begin"""
 
-    def __init__(self, command: list[str], dtype: str, cores: int, cache: str | None = None):
+
+@contextlib.contextmanager
+def lanes(cores: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that have so many cores each to themselves, and so have the processes that they begin."""
+    allowed, free = sorted(os.sched_getaffinity(0)), queue.SimpleQueue()
+    count = max(1, len(allowed) // cores)
+    for i in range(count):
+        free.put(allowed[i * cores : (i + 1) * cores])
+    BROKEN_OFF.clear()
+    with ThreadPoolExecutor(count, initializer=lambda: os.sched_setaffinity(0, free.get())) as pool:
+        try:
+            yield pool
+        except BaseException:
+            BROKEN_OFF.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class Side:
+    """A process that takes orders, on the cores of the thread that begins it."""
+
+    def __init__(self, command: list[str], dtype: str, cache: str | None = None):
+        if BROKEN_OFF.is_set():
+            raise SideError("broken off")
         stored = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
         if cache is not None:
             stored = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         more = {"JAX_ENABLE_X64": str(int(dtype == "float64")), "JAX_PLATFORMS": "cpu", **stored}
-        allowed = sorted(os.sched_getaffinity(0))
-        # Threads that the child begins are bound to what its parent is bound to when it starts.
-        os.sched_setaffinity(0, allowed[:cores])
         self.process = subprocess.Popen(
             command, env=os.environ | more, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        os.sched_setaffinity(0, allowed)
         # What does not fit becomes an error of that process alone.
         resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
 
@@ -94,9 +117,9 @@ class SideError(Exception):
 
 
 @contextlib.contextmanager
-def started(command: list[str], dtype: str, cores: int, cache: str | None = None) -> Iterator[Side]:
+def started(command: list[str], dtype: str, cache: str | None = None) -> Iterator[Side]:
     """A new process, ended at the end."""
-    side = Side(command, dtype, cores, cache)
+    side = Side(command, dtype, cache)
     try:
         yield side
     finally:
@@ -112,7 +135,9 @@ class Peers(Target):
     peer: Annotated[str | None, Arg(help="one peer alone, such as higher")] = None
     repeats: Annotated[int, Arg(help="timed samples of each side, in turn")] = 7
     starts: Annotated[int, Arg(help="fresh processes of each side, for the first result and memory")] = 3
-    cores: Annotated[int, Arg(help="that each side may use")] = 1
+    cores: Annotated[
+        int, Arg(help="that each side may use; as many cases are measured at a time as there are cores")
+    ] = 1
     cache: Annotated[Path, Arg(help="folder for the peers' environment")] = (
         Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "peers"
     )
@@ -129,15 +154,20 @@ class Peers(Target):
         results = stored_results(self.path, self, self.free) or {"lines": []}
         python, missing = torch_environment(self.cache)
         code = code_of(MEASURED)
-        with steps(len(cases), "peers") as advance:
-            for name, case in cases.items():
-                advance(case.title)
+        with steps(len(cases), "peers") as advance, lanes(self.cores) as pool:
+            done = {
+                pool.submit(self._case, name, case, python, missing, self._left(results["lines"], name, case)): name
+                for name, case in cases.items()
+            }
+            for future in concurrent.futures.as_completed(done):
+                advance(f"{CASES[done[future]].title}: done")
                 try:
-                    lines = self._case(name, case, python, missing, self._left(results["lines"], name, case))
+                    lines = future.result()
                 except DataError as error:
                     if self.only is not None:
                         raise
-                    console.print(f"{name} is left out, for its data are not here: {str(error).splitlines()[0]}")
+                    text = str(error).splitlines()[0]
+                    console.print(f"{done[future]} is left out, for its data are not here: {text}")
                     continue
                 for line in lines:
                     results["lines"] = with_line(results["lines"], line | {"code": code, "cores": self.cores})
@@ -169,7 +199,7 @@ class Peers(Target):
         with tempfile.TemporaryDirectory() as folder:
             given = case.make(self.seed)
             orders.store(Path(folder), given, case.dtype)
-            exact = reference(commands["bilax"], case, given, self.cores)
+            exact = reference(commands["bilax"], case, given)
             found = {side: self._alone(command, case, folder, exact) for side, command in commands.items()}
             failed = [side for side in found if "cannot" in found[side]]
             good = {side: command for side, command in commands.items() if side not in failed}
@@ -182,13 +212,13 @@ class Peers(Target):
     def _alone(self, command: list[str], case: Case, folder: str, exact: dict[str, Any]) -> dict[str, Any]:
         """In fresh processes: time to the first result, without and with programs on disk; memory; error."""
         try:
-            found = [first(command, case, folder, self.cores) for _ in range(1 if self.quick else self.starts)]
+            found = [first(command, case, folder) for _ in range(1 if self.quick else self.starts)]
             result = {key: float(np.median([one[key] for one in found])) for key in found[0]}
             if "bilax.experiments.peers.steps_by_bilax" in command:
                 with tempfile.TemporaryDirectory() as cache:
-                    first(command, case, folder, self.cores, cache)
-                    result["cached"] = first(command, case, folder, self.cores, cache)["first"]
-            with started(command, case.dtype, self.cores) as side:
+                    first(command, case, folder, cache)
+                    result["cached"] = first(command, case, folder, cache)["first"]
+            with started(command, case.dtype) as side:
                 side.ask("load", folder=folder, **case.order())
                 side.ask("gradient", out=f"{folder}/gradient.npz")
                 result["error"] = distance(f"{folder}/gradient.npz", exact["gradient"])
@@ -203,9 +233,7 @@ class Peers(Target):
     def _in_turn(self, commands: dict[str, list[str]], case: Case, folder: str) -> dict[str, list[orders.Seconds]]:
         """Seconds of an outer step, in samples taken in turn; a first one of each does not count."""
         with contextlib.ExitStack() as stack:
-            running = {
-                side: stack.enter_context(started(one, case.dtype, self.cores)) for side, one in commands.items()
-            }
+            running = {side: stack.enter_context(started(one, case.dtype)) for side, one in commands.items()}
             counts = {}
             for side, one in running.items():
                 one.ask("load", folder=folder, **case.order())
@@ -349,19 +377,19 @@ def with_line(lines: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str
     return sorted([*known, new], key=place)
 
 
-def first(command: list[str], case: Case, folder: str, cores: int, cache: str | None = None) -> dict[str, float]:
+def first(command: list[str], case: Case, folder: str, cache: str | None = None) -> dict[str, float]:
     """What a new process takes to the result of one outer step: seconds of the processor, by the clock, and memory."""
     began = time.perf_counter()
-    with started(command, case.dtype, cores, cache) as side:
+    with started(command, case.dtype, cache) as side:
         side.ask("load", folder=folder, **case.order())
         side.ask("run", steps=1)
         clock, found = time.perf_counter() - began, side.ask("peak")
         return {"first": found["processor"], "first_clock": clock, "megabytes": found["megabytes"]}
 
 
-def reference(command: list[str], case: Case, given: orders.Given, cores: int) -> dict[str, Any]:
+def reference(command: list[str], case: Case, given: orders.Given) -> dict[str, Any]:
     """The hypergradient in double precision, what central differences make of it, and where the check ends."""
-    with tempfile.TemporaryDirectory() as folder, started(command, "float64", cores) as side:
+    with tempfile.TemporaryDirectory() as folder, started(command, "float64") as side:
         orders.store(Path(folder), given, "float64")
         side.ask("load", folder=folder, **case.order())
         side.ask("gradient", out=f"{folder}/gradient.npz")
