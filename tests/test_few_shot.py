@@ -1009,6 +1009,7 @@ def test_table_2_is_drawn_beside_what_was_published(tmp_path, capsys):
 def test_a_lead_in_table_2_must_be_clear():
     def first(**rows):
         labels = {"iaptt": "IAPTT-GM", "rhg": "RHG", "proto": "Proto Net", "wide": "Proto Net, 64 filters"}
+        labels["short"] = "Proto Net, a quarter of the steps"
         return Table2().claims({"cells": {"cifar-fs-5-1": {labels[name]: runs for name, runs in rows.items()}}})
 
     for accuracy, clear in ((0.95, False), (0.89, None), (0.88, True)):
@@ -1022,8 +1023,9 @@ def test_a_lead_in_table_2_must_be_clear():
     assert "IAPTT-GM 90.00 ± 4.97" in claim.here
     # What was published with 64 filters is compared with that row; 2 per cent less are level.
     for accuracy, level in ((0.54, True), (0.53, False)):
-        claim = first(proto=[RUN], wide=[RUN | {"test accuracy": accuracy}])[-1]
+        claim = first(proto=[RUN], wide=[RUN | {"test accuracy": accuracy}], short=[RUN | {"steps": 7}])[-1]
         assert claim.held == level
+        assert claim.here.endswith(" after 7 steps")
         assert "Proto Net has 55.5" in claim.paper
 
 
@@ -1049,29 +1051,35 @@ def test_table_2_stores_its_cells_and_goes_on_where_it_was_stopped(tmp_path, mon
     # Four choices, three seeds.
     assert run("IAPTT-GM") == 7
     assert [config.feature_scale for config in asked] == [0.4, 1, 2.5, 6.25, 2.5, 2.5, 2.5]
-    assert [config.outer_steps for config in asked[3:]] == [250, 2500, 2500, 2500]
+    assert [config.outer_steps for config in asked[3:]] == [250, 10_000, 10_000, 10_000]
     assert {config.seed for config in asked} == {(0,), (1,), (2,)}
     assert all(config.distortions and config.schedule == "cosine" and config.clip == 2 for config in asked)
     assert len({config.out for config in asked}) == 7
     assert run("IAPTT-GM") == 7
+    assert run("IAPTT-GM, a quarter of the steps", "IAPTT-GM, twice the steps") == 9
+    assert [config.outer_steps for config in asked[7:]] == [2500, 20_000]
     # Those of its kind take what it chose, also for more shots; others choose for themselves.
-    assert run("RHG", columns=("cifar-fs-5-5",)) == 12
-    assert run("BDA", columns=("cifar-fs-5-5",)) == 13
+    assert run("RHG", columns=("cifar-fs-5-5",)) == 14
+    assert run("BDA", columns=("cifar-fs-5-5",)) == 15
     assert asked[-1].feature_scale == 2.5
-    assert run("MAML", columns=("cifar-fs-5-5",)) == 18
+    assert run("MAML", columns=("cifar-fs-5-5",)) == 20
     assert [config.step_size for config in asked[-5:-1]] == [0.01, 0.05, 0.2, 0.8]
     table = Table2(out=tmp_path, runs=tmp_path, redraw=True)
     results = table.stored()
     assert {name: {label: len(runs) for label, runs in rows.items()} for name, rows in results["cells"].items()} == {
-        "cifar-fs-5-1": {"IAPTT-GM": 3},
+        "cifar-fs-5-1": {
+            "IAPTT-GM": 3,
+            "IAPTT-GM, a quarter of the steps": 1,
+            "IAPTT-GM, twice the steps": 1,
+        },
         "cifar-fs-5-5": {"BDA": 1, "RHG": 1, "MAML": 1},
     }
-    assert table.left() == len(table.plan()) - 6
-    assert len(asked) == 18
+    assert table.left() == len(table.plan()) - 8
+    assert len(asked) == 20
     status = "terminated"
     with pytest.raises(SystemExit) as ended:
         run("Proto Net")
-    assert (ended.value.code, len(asked)) == (143, 19)
+    assert (ended.value.code, len(asked)) == (143, 21)
     assert "the same command goes on" in capsys.readouterr().out
     for columns, message in ((("cifar-fs",), "must be such as"), (("mnist-5-1",), "no data set mnist")):
         with pytest.raises(SystemExit):
