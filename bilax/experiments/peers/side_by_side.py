@@ -134,7 +134,7 @@ class Peers(Target):
     only: Annotated[str | None, Arg(help="one case alone, such as toy-40")] = None
     peer: Annotated[str | None, Arg(help="one peer alone, such as higher")] = None
     repeats: Annotated[int, Arg(help="timed samples of each side, in turn")] = 7
-    starts: Annotated[int, Arg(help="fresh processes of each side, for the first result and memory")] = 3
+    starts: Annotated[int, Arg(help="fresh processes of each side, for the first result and memory")] = 2
     cores: Annotated[
         int, Arg(help="that each side may use; as many cases are measured at a time as there are cores")
     ] = 1
