@@ -196,8 +196,8 @@ class Table2(Target):
     All methods of a column take the same number of outer steps, with Adam's rate falling to zero and gradients cut to
     the same length; what did best in validation is tested. How far a step goes is chosen before, on the validation
     classes, by IAPTT-GM, RHG, MAML and Proto Net for their kinds. Runs that are stored are read, and one that was
-    broken off goes on, so the command can be given again; all take some twelve hours of one core. Other columns, such as
-    mini-imagenet-5-1, where you have the data. --quick takes a few steps on scikit-learn's digits.
+    broken off goes on, so the command can be given again; all take some twelve hours of one core. Other columns, such
+    as mini-imagenet-5-1, where you have the data. --quick takes a few steps on scikit-learn's digits.
     """
 
     columns: Annotated[tuple[str, ...], Arg(help="DATASET-WAY-SHOTS, with -resnet12 for that network")] = tuple(

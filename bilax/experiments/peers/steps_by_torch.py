@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
-from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportMissingImports]
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -108,17 +107,14 @@ class PyTorch(Unrolled):
             values = dict(zip(names, leaves, strict=True))
             return lambda *inputs: torch.func.functional_call(module, values, inputs)
 
-        def moved(count, *leaves):
-            for _ in range(count):
-                leaves = self._projected(self._stepped(problem.lower(net(leaves), task), list(leaves)))
-            return leaves
+        def moved(leaves, keep=True):
+            return self._projected(self._stepped(problem.lower(net(leaves), task), list(leaves), keep))
 
+        if self.checkpoint:
+            return self._swept(moved, lambda leaves: problem.upper(net(leaves), task))
         leaves, iterates, scores = start, [], []
-        # As bilax does: of K states √K are kept, and the others computed again.
-        every = math.isqrt(self.count - 1) + 1 if self.checkpoint else 1
-        for first in range(0, self.count, every):
-            count = min(every, self.count - first)
-            leaves = checkpoint(moved, count, *leaves, use_reentrant=False) if every > 1 else moved(count, *leaves)
+        for _ in range(self.count):
+            leaves = moved(leaves)
             if self.worst:
                 with torch.no_grad():
                     scores.append(problem.upper(net(leaves), task).item())
@@ -126,8 +122,35 @@ class PyTorch(Unrolled):
         chosen = iterates[self._chosen(scores)] if self.worst else leaves
         self._add(problem.upper(net(chosen), task), start)
 
-    def _stepped(self, loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        slopes = torch.autograd.grad(loss, leaves, create_graph=True)
+    def _swept(self, moved: Any, upper: Any) -> None:
+        """The same as bilax has it: of K states √K are kept, and each stretch between them is computed again.
+
+        `torch.utils.checkpoint` around steps that differentiate takes four times as long and more memory than none.
+        """
+        leader, every, kept = self.leaves[0], math.isqrt(self.count - 1) + 1, []
+        leaves = self.leaves[1]
+        for k in range(self.count):
+            leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+            if k % every == 0:
+                kept.append(leaves)
+            leaves = moved(leaves, keep=False)
+        ends = [leaf.detach().requires_grad_() for leaf in leaves]
+        slopes = torch.autograd.grad(upper(ends) / self.problem.tasks, [*leader, *ends], allow_unused=True)
+        totals, back = list(slopes[: len(leader)]), slopes[len(leader) :]
+        for i in reversed(range(len(kept))):
+            leaves = kept[i]
+            for _ in range(i * every, min((i + 1) * every, self.count)):
+                leaves = moved(leaves)
+            slopes = torch.autograd.grad(leaves, [*leader, *kept[i]], back)
+            totals = [
+                new if total is None else total + new for total, new in zip(totals, slopes[: len(leader)], strict=True)
+            ]
+            back = slopes[len(leader) :]
+        for leaf, slope in zip([*leader, *self.leaves[1]], [*totals, *back], strict=True):
+            leaf.grad = slope if leaf.grad is None else leaf.grad + slope
+
+    def _stepped(self, loss: torch.Tensor, leaves: list[torch.Tensor], keep: bool) -> list[torch.Tensor]:
+        slopes = torch.autograd.grad(loss, leaves, create_graph=keep)
         return [leaf - self.rate * slope for leaf, slope in zip(leaves, slopes, strict=True)]
 
 
@@ -140,8 +163,8 @@ class TorchOpt(PyTorch):
 
         self.torchopt, self.inner = torchopt, torchopt.sgd(self.rate)
 
-    def _stepped(self, loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        slopes = torch.autograd.grad(loss, leaves, create_graph=True)
+    def _stepped(self, loss: torch.Tensor, leaves: list[torch.Tensor], keep: bool) -> list[torch.Tensor]:
+        slopes = torch.autograd.grad(loss, leaves, create_graph=keep)
         # Plain SGD keeps nothing between steps.
         updates, _ = self.inner.update(slopes, self.inner.init(leaves), params=leaves, inplace=False)
         return list(self.torchopt.apply_updates(tuple(leaves), updates, inplace=False))
