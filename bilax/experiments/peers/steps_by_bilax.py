@@ -13,8 +13,8 @@ import bilax
 from bilax.experiments.peers import orders
 
 STEPS = (1e-5, 1e-6, 1e-7, 1e-8, 1e-11)
-"""Lengths of the central differences. Where the follower has a kink φ jumps, so the best of them counts; over 1,000 steps of
-a wide ReLU network it jumps everywhere but within the shortest."""
+"""Lengths of the central differences. Where the follower has a kink φ jumps, so the best of them counts; over 1,000
+steps of a wide ReLU network it jumps everywhere but within the shortest."""
 
 
 class Ours:
