@@ -350,9 +350,13 @@ class Table2(Target):
         colours = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
         # A method's line looks the same in every panel; there are more methods than colours.
         styles = {
-            label: {"color": colours[i % len(colours)], "ls": ("-", "--", ":")[i // len(colours)]}
+            label: {"color": colours[i % len(colours)], "ls": ("-", "--", "-.")[i // len(colours)]}
             for i, label in enumerate(METHODS)
         }
+        for label in METHODS:
+            method, _, length = label.partition(", ")
+            if length in LENGTHS:
+                styles[label] = styles[method] | {"ls": ":"}
         shown = {}
         for test, curves, (column, rows) in zip(*axes, cells.items(), strict=True):
             for place, (label, runs) in enumerate(rows.items()):
