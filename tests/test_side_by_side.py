@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,25 @@ def test_the_code_of_a_room_changes_with_what_it_does_alone(tmp_path, monkeypatc
     assert hashed("def f(x):\n    return x + 2\n") != plain
     assert versions.changed_rooms({"room": plain}) == ["room"]
     versions.code_hash.cache_clear()
+
+
+def test_lanes_have_cores_of_their_own_and_begin_nothing_once_broken_off(monkeypatch):
+    monkeypatch.setattr(side_by_side, "BROKEN_OFF", threading.Event())
+    cores = os.sched_getaffinity(0)
+    together = threading.Barrier(len(cores))
+
+    def bound(_):
+        together.wait(60)
+        return os.sched_getaffinity(0)
+
+    with side_by_side.lanes(1) as pool:
+        found = list(pool.map(bound, cores))
+    assert sorted(map(tuple, found)) == sorted((core,) for core in cores)
+    assert os.sched_getaffinity(0) == cores
+    with pytest.raises(KeyboardInterrupt), side_by_side.lanes(1):
+        raise KeyboardInterrupt
+    with pytest.raises(side_by_side.SideError, match="broken off"):
+        side_by_side.Side([sys.executable, "-c", ""], "float32")
 
 
 def test_what_numbers_depend_on_is_there_and_tables_that_show_them_are_not_among_it():

@@ -136,7 +136,7 @@ class Peers(Target):
     repeats: Annotated[int, Arg(help="timed samples of each side, in turn")] = 7
     starts: Annotated[int, Arg(help="fresh processes of each side, for the first result and memory")] = 2
     cores: Annotated[
-        int, Arg(help="that each side may use; as many cases are measured at a time as there are cores")
+        int, Arg(help="that each side may use; as many cases are measured at a time as have cores")
     ] = 1
     cache: Annotated[Path, Arg(help="folder for the peers' environment")] = (
         Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "peers"
