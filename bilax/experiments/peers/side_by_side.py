@@ -135,9 +135,7 @@ class Peers(Target):
     peer: Annotated[str | None, Arg(help="one peer alone, such as higher")] = None
     repeats: Annotated[int, Arg(help="timed samples of each side, in turn")] = 7
     starts: Annotated[int, Arg(help="fresh processes of each side, for the first result and memory")] = 2
-    cores: Annotated[
-        int, Arg(help="that each side may use; as many cases are measured at a time as have cores")
-    ] = 1
+    cores: Annotated[int, Arg(help="that each side may use; as many cases are measured at a time as have cores")] = 1
     cache: Annotated[Path, Arg(help="folder for the peers' environment")] = (
         Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bilax" / "peers"
     )
