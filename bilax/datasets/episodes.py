@@ -103,12 +103,12 @@ def distort(pictures: Float32[np.ndarray, "n h w c"], draw: np.random.Generator)
     As Koch, Zemel and Salakhutdinov 2015 (Section 3.3.2): turned by up to 10°, sheared by up to 0.3, scaled by 0.8 to
     1.2 and shifted by up to 2 of 28 pixels, each with probability 1/2.
     """
+    from scipy import ndimage  # what nobody distorts need not load: it takes 14 MB
+
     n, height, width, _ = pictures.shape
 
     def some(low: float, high: float, count: int) -> np.ndarray:
         return np.where(draw.random((n, count)) < 0.5, draw.uniform(low, high, (n, count)), (low + high) / 2)
-
-    from scipy import ndimage  # what nobody distorts need not load: it takes 14 MB
 
     angle, shear = some(-np.pi / 18, np.pi / 18, 1)[:, 0], some(-0.3, 0.3, 2)
     scale, shift = some(0.8, 1.2, 2), some(-2 / 28, 2 / 28, 2) * (height, width)

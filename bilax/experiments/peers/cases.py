@@ -74,9 +74,7 @@ def _cleaning(examples: int, hidden: int, seed: int) -> Given:
 def _cleaning_case(worst: bool) -> Case:
     how = "PTT" if worst else "the full sweep"
     make = functools.partial(_cleaning, 5000, 300)
-    # Without a choice of iterates the others are what PyTorch is.
-    peers = EVERY_PEER if worst else ("PyTorch", "higher")
-    return Case(f"hyper-cleaning, {how}", "cleaning", 50, 0.03, ("adam", 0.01), worst, 3000, make, peers=peers)
+    return Case(f"hyper-cleaning, {how}", "cleaning", 50, 0.03, ("adam", 0.01), worst, 3000, make)
 
 
 def _large_case(inner_steps: int, checkpoint: bool) -> Case:

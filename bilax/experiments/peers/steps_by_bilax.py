@@ -22,7 +22,7 @@ class Ours:
 
     def __init__(self, order: dict[str, Any], given: orders.Given):
         self.problem, trees, self.data, self.tasks = KINDS[order["kind"]](given, order)
-        leaves = (list(map(jax.device_put, part)) for part in (given.x, given.z))
+        leaves = jax.device_put((given.x, given.z))
         self.x, self.z = (jax.tree.unflatten(tree, part) for tree, part in zip(trees, leaves, strict=True))
         recipe, rule = bilax.iaptt_gm if order["worst"] else bilax.ia_gm, bilax.Reverse(checkpoint=order["checkpoint"])
         self.method = recipe(order["inner_steps"], order["step_size"], derivative=rule)
@@ -95,11 +95,11 @@ def _few_shot(given: orders.Given, order: dict[str, Any]) -> tuple[Any, ...]:
     from bilax.models.faster_convolutions import faster_convolutions
 
     faster_convolutions()  # as `bilax run few-shot` does; nothing was computed yet
-    episode = Episode(*map(jax.device_put, given.data))
+    episode = Episode(*jax.device_put(given.data))
     leaves = given.x or given.z[:-2]
     channels, filters = leaves[0].shape[-2:]
     like = eqx.filter_eval_shape(getattr(models, order["network"]), channels, filters, jax.random.key(0))
-    network = jax.tree.unflatten(jax.tree.structure(like), list(map(jax.device_put, leaves)))
+    network = jax.tree.unflatten(jax.tree.structure(like), jax.device_put(leaves))
     make = learners.heads if order["kind"] == "heads" else learners.networks
     learner = make(network, given.data[0][0], given.z[-1].shape[0])
     trees = jax.tree.structure(learner.x0), jax.tree.structure(learner.y0)
