@@ -23,9 +23,9 @@ a global variable that has changed since, so it equals itself alone"""
 
 
 def compiled(
-    function: Callable[..., Any], nan_is_meant: bool = False, donated: int | None = None, **options: Any
+    function: Callable[..., Any], nan_is_meant: bool = False, donated: int | None = None, jit: Any = jax.jit
 ) -> Callable[..., Any]:
-    """`jax.jit` with `options`, traced in the arrays among the leaves of its arguments and static in all others.
+    """`jit`, traced in the arrays among the leaves of the arguments and static in all others.
 
     With `nan_is_meant` a NaN in what it returns is no error, also where `jax_debug_nans` is set. The memory of the
     argument number `donated` is used for what it returns, and that argument is gone.
@@ -40,7 +40,7 @@ def compiled(
         others = [None if eqx.is_array(leaf) else leaf for leaf in leaves]
         key = structure, tuple(map(_meaning, others))
         with lock:
-            program = programs.pop(key, None) or _program(function, structure, others, options)
+            program = programs.pop(key, None) or _program(function, structure, others, jit)
             programs[key] = program  # the last one used comes last
             while len(programs) > KEPT:
                 programs.popitem(last=False)
@@ -57,7 +57,7 @@ class _Rest(eqx.Module):
     value: Any = eqx.field(static=True)
 
 
-def _program(function: Callable[..., Any], structure: Any, others: list[Any], options: Any) -> Callable[..., Any]:
+def _program(function: Callable[..., Any], structure: Any, others: list[Any], jit: Any) -> Callable[..., Any]:
     """A jitted function that nobody else holds: JAX frees what it knows of it when it is dropped."""
 
     def run(given, arrays):
@@ -68,7 +68,7 @@ def _program(function: Callable[..., Any], structure: Any, others: list[Any], op
         return found, _Rest(rest)
 
     run.__name__, run.__qualname__ = function.__name__, function.__qualname__
-    return jax.jit(run, donate_argnums=0, **options)
+    return jit(run, donate_argnums=0)
 
 
 def _apart(arrays: list[Any], args: tuple[Any, ...], donated: int | None) -> tuple[list[Any], list[Any]]:

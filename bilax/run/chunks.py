@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from bilax.problem.compiled import compiled
+from bilax.problem.fitted_jit import fitted_jit
 from bilax.problem.trees import from_named, named_leaves, rounded_up
 from bilax.problem.variables import Fixed
 from bilax.run import checkpoint
@@ -47,7 +48,7 @@ def _begin_typed(*arguments: Any) -> State:
 # There is NaN where nothing has been recorded. A chunk's end takes the memory of its beginning: a large state is held
 # once.
 _begin, _finish = (compiled(part, nan_is_meant=True) for part in (_begin_typed, finish))
-_advance = compiled(advance, nan_is_meant=True, donated=1)
+_advance = compiled(advance, nan_is_meant=True, donated=1, jit=fitted_jit)
 
 
 def _copied(tree: PyTree) -> PyTree:

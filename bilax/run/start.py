@@ -12,6 +12,7 @@ from bilax.gradient.tasks import count_tasks
 from bilax.methods.hypergradient import Hypergradient
 from bilax.methods.solved_follower import SolvedFollower
 from bilax.problem.compiled import compiled
+from bilax.problem.fitted_jit import fitted_jit
 from bilax.problem.minibatches import Minibatches, of_start
 from bilax.problem.quick_jit import quick_jit
 from bilax.problem.variables import Fixed
@@ -70,7 +71,7 @@ def _whole_run(loop: Loop, x0: PyTree, y0: PyTree, key: Array, steps: int) -> tu
     return *finish(loop, state, Status.step_limit, y0), state.step, history
 
 
-_run = compiled(_whole_run, nan_is_meant=True)
+_run = compiled(_whole_run, nan_is_meant=True, jit=fitted_jit)
 _run_once = quick_jit(_whole_run)
 """for runs that take less time than their compilation"""
 
