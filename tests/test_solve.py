@@ -1,5 +1,6 @@
 """The outer loop: the paper's example, optimisers, data, convergence, repeated runs."""
 
+import re
 from typing import NamedTuple
 
 import jax
@@ -251,3 +252,28 @@ def test_a_follower_outside_of_its_set_does_not_count_as_converged():
     problem = bilax.Problem(lambda x, y: x**2, lambda x, y: jnp.sum((y - 10) ** 2), y_set=lambda x: bilax.Box(0, x))
     assert bilax.solve(problem, Forgetful(), 1.0, jnp.zeros(2)).status is bilax.Status.doubtful
     assert bilax.solve(problem, Forgetful(), 10.0, jnp.zeros(2)).status is bilax.Status.converged
+
+
+@pytest.mark.parametrize(("momentum", "told"), [(0.99, True), (0.0, False)])
+def test_a_run_that_passed_a_lower_upper_tells_where(momentum, told):
+    """With momentum x swings through the minimum of F = (x − 1)² at about the same speed as sqrt(rate) tells."""
+    problem = bilax.Problem(lambda x, y: (y - 1.0) ** 2, lambda x, y: (y - x) ** 2)
+    optimizer = optax.sgd(1e-3, momentum=momentum)
+    solution = bilax.solve(problem, bilax.rhg(1, 0.5), 0.0, 0.0, steps=70, optimizer=optimizer)
+    text = repr(solution)
+    lowest = int(np.argmin(solution.history.upper))
+    assert ("but upper=" in text) is told
+    if told:
+        near = re.search(r"near step (\d+)", text)
+        assert near is not None
+        assert abs(int(near[1]) - lowest) <= 2
+        assert solution.history.upper[-1] > 0.1
+
+
+def test_a_low_upper_of_a_follower_that_was_not_solved_yet_is_not_told():
+    """On its way from y0 = 0 to its minimum at 1 the follower passes where F is lowest."""
+    problem = bilax.Problem(lambda x, y: (y - 0.5) ** 2, lambda x, y: (y - 1.0) ** 2 + x**2)
+    method = bilax.soba(0.02, 1e-3)
+    solution = bilax.solve(problem, method, 0.5, 0.0, steps=200)
+    assert np.min(solution.history.upper) < solution.upper - 0.2
+    assert "but upper=" not in repr(solution)

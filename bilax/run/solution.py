@@ -9,6 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+NEIGHBOURS, PASSED = 9, 0.1
+"""a run is told to have passed its lowest F where it lost again this part of what it had gained, each the middle one of
+so many neighbours"""
+
 
 class Status(enum.IntEnum):
     """How a run ended; `message` says what to try next."""
@@ -158,8 +162,24 @@ class Solution(eqx.Module):
         chosen = f", k_bar={float(self.k_bar):g}" if self.k_bar else ""  # 0: the method chooses no iterate
         return (
             f"Solution({self.status.name} after {self.steps} steps: upper={float(self.upper):.6g}, "
-            f"lower={float(self.lower):.6g}, residual={float(self.residual):.3g}{chosen})"
+            f"lower={float(self.lower):.6g}, residual={float(self.residual):.3g}{chosen}{self._passed()})"
         )
+
+    def _passed(self) -> str:
+        """Where a single run passed an F clearly lower than its last, with a follower as well solved."""
+        if np.ndim(self.steps) or len(self.history.upper) < 2 * NEIGHBOURS:
+            return ""
+        # Of a few neighbours the middle one, for batches of data make single values wander.
+        upper, residual = (
+            np.median(np.lib.stride_tricks.sliding_window_view(np.asarray(values, float), NEIGHBOURS), axis=1)
+            for values in (self.history.upper, self.history.residual)
+        )
+        solved = np.where(residual <= 2.0 * residual[-1], upper, np.inf)
+        lowest = int(np.argmin(solved))
+        if not upper[-1] - upper[lowest] > PASSED * (upper[0] - upper[lowest]) > 0:
+            return ""
+        step = (lowest + NEIGHBOURS // 2) * self.record_every
+        return f", but upper={upper[lowest]:.6g} near step {step}: make the outer step smaller, or end there"
 
     @property
     def best(self) -> "Solution":
