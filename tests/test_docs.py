@@ -21,7 +21,11 @@ import pages  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 PAGES = pages.pages(DOCS)
 RUN = sorted(name for name, text in PAGES.items() if any(pages.code_blocks(text)))
-NEEDS = {"tutorials/own_model.md": ("flax", "torch"), "tutorials/penalties.md": ("optuna",)}
+NEEDS = {
+    "reference/data.md": ("torch",),
+    "tutorials/own_model.md": ("flax", "torch"),
+    "tutorials/penalties.md": ("optuna",),
+}
 """what a page imports beside what bilax needs: the extra `docs`, and PyTorch"""
 MADE = {"claims.md", "peers.md", "contributing.md"}
 """pages that are made when the site is built, from results/ and CONTRIBUTING.md"""
