@@ -20,6 +20,7 @@ from bilax.experiments.cleaning import problem as cleaning
 from bilax.experiments.few_shot import learners
 from bilax.experiments.toy import figures as toy
 from bilax.models import ConvNet4
+from bilax.problem.fitted_jit import parts_of
 from bilax.run.loop import Loop
 from bilax.run.start import _whole_run
 from tests import noisy_quadratic
@@ -37,10 +38,8 @@ def operations(jaxpr: Any, loops: int = 0) -> Iterator[tuple[str, int]]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         yield name, loops
-        parts = jax.tree.leaves(equation.params, is_leaf=lambda part: hasattr(part, "eqns") or hasattr(part, "jaxpr"))
-        for part in (getattr(part, "jaxpr", part) for part in parts):
-            if hasattr(part, "eqns"):
-                yield from operations(part, loops + (name in ("scan", "while")))
+        for part in parts_of(equation):
+            yield from operations(part, loops + (name in ("scan", "while")))
 
 
 def gradient(problem, method):
